@@ -1,0 +1,490 @@
+"""Spectra and the polar factor: the mathematics beneath every correction.
+
+Tokens are X = U S Vᵀ (thin SVD, σ₁ ≥ σ₂ ≥ …) of shape ``(..., N, d)``: N tokens, d features.
+``r`` is the numerical rank, ``U_r`` and ``V_r`` the first r columns of U and V, and the polar factor is
+F = U_r V_rᵀ. Everything here is computed in float64, because a float32 Gram matrix loses the bound
+κ(X+C) ≤ 2 from κ(X) ≈ 1e3 on.
+
+One policy for what is not finite, for every method: a matrix with a NaN or an infinity in a real row has
+κ = κ⁺ = σ = NaN, rank −1 and a factor full of NaN. Its neighbours in the batch are not touched.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+import torch
+from torch import Tensor
+
+Method = Literal["auto", "svd", "gram"]
+NullSpace = Literal["range", "complete"]
+
+ROUNDING_SAFETY = 8.0
+"""The rank tolerance in units of the rounding noise of the input (DESIGN, "Numerical rank")."""
+
+DECOMPOSITION_NOISE = 16.0 * torch.finfo(torch.float64).eps
+"""Singular values below this share of σ₁ are noise of a float64 decomposition, whatever the input's dtype."""
+
+GRAM_NOISE = (8.0 * torch.finfo(torch.float64).eps) ** 0.5
+"""The same after squaring: XᵀX in float64 carries no singular value below this share of σ₁."""
+
+ISOMETRY_ERROR = 2e-4
+"""‖FᵀF − V_r V_rᵀ‖ (largest entry) up to which a factor keeps κ⁺(X+C) ≤ 2.002."""
+
+
+class Spectrum(NamedTuple):
+    """Extreme singular values and condition numbers of every matrix in a batch, each of shape ``(...)``."""
+
+    sigma_max: Tensor
+    sigma_min: Tensor
+    rank: Tensor
+    kappa: Tensor
+    kappa_pinv: Tensor
+
+
+class Polar(NamedTuple):
+    """Polar factor ``(..., N, d)`` with the largest singular value and the numerical rank, both ``(...)``."""
+
+    factor: Tensor
+    sigma_max: Tensor
+    rank: Tensor
+
+
+# ---------------------------------------------------------------------------------------------- spectra
+
+
+@torch.no_grad()
+def spectrum(x: Tensor, mask: Tensor | None = None, rank_tol: float | None = None) -> Spectrum:
+    """Singular values at both ends, numerical rank, κ and κ⁺ of every matrix in a batch.
+
+    Definition 4.1 of the paper: κ(X) = σ_max/σ_min over the min(N, d) singular values, N counting real rows
+    only. κ is ``inf`` for a rank-deficient matrix; κ⁺(X) = ‖X‖₂ ‖X⁺‖₂ = σ₁/σ_r is finite there.
+    An empty matrix and the zero matrix have κ⁺ = 0; an empty one has κ = 0 too, as in ``torch.linalg.cond``.
+
+    Args:
+        x: real floating tokens ``(..., N, d)``.
+        mask: ``(..., N)`` bool, True = a real token; other rows are not part of the matrix.
+        rank_tol: singular values up to ``rank_tol``·σ₁ count as zero. Default: 8 times the rounding noise of
+            the input, eps·‖X‖_F·(1/√N + 1/√d), eps of its dtype (of the autocast dtype under autocast).
+
+    Returns:
+        Spectrum of tensors ``(...)``; rank is int64, the others have the dtype of ``x``, at least float32.
+
+    Raises:
+        TypeError: ``x`` is not a real floating tensor, or ``mask`` is not bool.
+        ValueError: ``x`` has fewer than two axes, ``mask`` does not fit, or ``rank_tol`` is outside [0, 1).
+
+    >>> import torch
+    >>> s = spectrum(torch.tensor([[3.0, 0.0], [0.0, 1.0], [0.0, 0.0]]))
+    >>> round(s.kappa.item(), 4), s.rank.item()
+    (3.0, 2)
+    """
+    tokens = real_rows(x, mask, rank_tol)
+    tokens, n_real, bad, scale = _prepare(tokens, mask)
+    n, d = x.shape[-2:]
+    out_dtype = torch.promote_types(x.dtype, torch.float32)
+    if n == 0 or d == 0 or x.numel() == 0:
+        zero = x.new_zeros(x.shape[:-2], dtype=out_dtype)
+        return Spectrum(zero, zero.clone(), zero.long(), zero.clone(), zero.clone())
+
+    with torch.autocast(x.device.type, enabled=False):
+        sigma = torch.linalg.svdvals(tokens)
+        sigma_max = sigma[..., 0]
+        tol = _tolerance(tokens, sigma_max, _relative_noise(x, n_real, d), rank_tol)
+        count = n_real.clamp(max=d)
+        inside = torch.arange(sigma.shape[-1], device=x.device) < count[..., None]
+        rank = ((sigma > tol[..., None]) & inside).sum(-1)
+
+        sigma_min = sigma.gather(-1, (count - 1).clamp(min=0)[..., None])[..., 0]
+        sigma_r = sigma.gather(-1, (rank - 1).clamp(min=0)[..., None])[..., 0]
+        kappa = torch.where(rank == count, sigma_max / sigma_min, torch.inf)
+        kappa = torch.where(count == 0, 0.0, kappa)
+        kappa_pinv = torch.where(rank > 0, sigma_max / sigma_r, 0.0)
+
+        def finish(value: Tensor) -> Tensor:
+            return torch.where(bad, torch.nan, value).to(out_dtype)
+
+        return Spectrum(
+            finish(torch.ldexp(sigma_max, scale)),
+            finish(torch.ldexp(sigma_min, scale)),
+            torch.where(bad, -1, rank),
+            finish(kappa),
+            finish(kappa_pinv),
+        )
+
+
+def condition_number(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """κ(X) = σ_max/σ_min of every matrix in a batch (Definition 4.1): ``(..., N, d) -> (...)``.
+
+    ``inf`` when rank-deficient beyond rounding, ``nan`` when not finite. See `spectrum` for arguments and errors.
+
+    >>> import torch
+    >>> condition_number(torch.ones(2, 2))
+    tensor(inf)
+    """
+    return spectrum(x, mask).kappa
+
+
+# ----------------------------------------------------------------------------------------- polar factor
+
+
+def polar(
+    x: Tensor,
+    mask: Tensor | None = None,
+    method: Method = "auto",
+    null_space: NullSpace = "range",
+    rank_tol: float | None = None,
+) -> Polar:
+    """The polar factor F = U_r V_rᵀ of every matrix in a batch, differentiable in closed form.
+
+    Args:
+        x: real floating tokens ``(..., N, d)``, tall, wide or square.
+        mask: ``(..., N)`` bool, True = a real token. Masked rows are outside X: their factor is zero.
+        method: ``"svd"`` (reference), ``"gram"`` (float64 Gram matrix and ``eigh``) or ``"auto"``. A method
+            that cannot keep κ⁺(X+C) ≤ 2.002 on an input falls back to ``"svd"`` and warns once.
+        null_space: ``"range"`` leaves the null space alone. ``"complete"`` adds a partial isometry on it, so
+            that the factor has min(N, d) singular values 1: the polar factor of (I−FFᵀ) E (I−FᵀF), where E
+            is `position_code` over the real rows. It is the same for every method.
+        rank_tol: see `spectrum`.
+
+    Returns:
+        Polar(factor, sigma_max, rank): factor in the dtype of ``x`` but at least float32.
+        Gradients flow to ``factor`` and ``sigma_max``; a second derivative raises. Where σ₁ is repeated it
+        has no derivative, and the mean over its singular vectors, a subgradient, is used.
+
+    Raises:
+        TypeError, ValueError: as `spectrum`; also for an unknown ``method`` or ``null_space``.
+
+    >>> import torch
+    >>> factor, sigma_max, rank = polar(torch.tensor([[0.0, 2.0], [1.0, 0.0]]))
+    >>> factor.round().tolist(), sigma_max.item(), rank.item()
+    ([[0.0, 1.0], [1.0, 0.0]], 2.0, 2)
+    """
+    choose("method", method, Method)
+    choose("null_space", null_space, NullSpace)
+    tokens = real_rows(x, mask, rank_tol)
+    tokens = tokens.to(torch.promote_types(x.dtype, torch.float32))
+    n, d = x.shape[-2:]
+    batch = x.shape[:-2]
+    if n == 0 or d == 0 or x.numel() == 0:
+        return Polar(tokens, tokens.new_zeros(batch), torch.zeros(batch, dtype=torch.long, device=x.device))
+
+    n_real = _count_real(x, mask)
+    noise = _relative_noise(x, n_real, d)
+    unlimited = torch.full_like(n_real, min(n, d))
+    tol = -1.0 if rank_tol is None else rank_tol
+    with torch.autocast(x.device.type, enabled=False):
+        factor, sigma_max, rank = _tall_polar(tokens, noise, unlimited, tol, method)
+        if null_space == "complete":
+            missing = torch.where(rank < 0, 0, n_real.clamp(max=d) - rank)
+            code = _code_of_real_rows(tokens, mask)
+            outside = code - factor @ (factor.mT @ code)
+            outside = outside - (outside @ factor.mT) @ factor
+            filling, _, _ = _tall_polar(outside, torch.zeros_like(noise), missing, 0.0, "svd")
+            factor = factor + filling
+    return Polar(factor, sigma_max, rank)
+
+
+def _tall_polar(
+    x: Tensor, noise: Tensor, max_rank: Tensor, rank_tol: float, method: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`polar` in either orientation: the decomposition always works on the small side."""
+    wide = x.shape[-2] < x.shape[-1]
+    factor, sigma_max, rank, _, _ = _PolarFactor.apply(x.mT if wide else x, noise, max_rank, rank_tol, method)
+    return (factor.mT if wide else factor), sigma_max, rank
+
+
+class _PolarFactor(torch.autograd.Function):
+    """F(X) = U_r V_rᵀ and σ₁(X) for tall X ``(..., N, d)``, N ≥ d, with their derivatives in closed form.
+
+    With the rank constant (Higham, Functions of Matrices, 2008, theorem 8.9 for the full-rank case):
+
+        dF = U_r (W − Wᵀ)∘1/(σ_i+σ_j) V_rᵀ + (I−U_rU_rᵀ) dX V_r S⁻¹ V_rᵀ + U_r S⁻¹ U_rᵀ dX (I−V_rV_rᵀ),
+        W = U_rᵀ dX V_r,      dσ₁ = u₁ᵀ dX v₁.
+
+    No 1/(σ_i²−σ_j²) appears: repeated singular values are harmless, unlike in the derivative of an SVD.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, noise: Tensor, max_rank: Tensor, rank_tol: float, method: str
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        factor, sigma_max, rank, v, sigma = decompose(x, noise, max_rank, rank_tol, method)
+        return factor, sigma_max, rank, v, sigma
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        factor, _, rank, v, sigma = output
+        ctx.mark_non_differentiable(rank, v, sigma)
+        ctx.save_for_backward(inputs[0], factor, v, sigma, inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        x, factor, v, sigma, noise = ctx.saved_tensors
+        grad = _PolarBackward.apply(x, factor, v, sigma, noise, grads[0], grads[1])
+        return grad, None, None, None, None
+
+
+class _PolarBackward(torch.autograd.Function):
+    """A function of its own so that a second derivative raises: X is an argument only to carry that error."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, factor: Tensor, v: Tensor, sigma: Tensor, noise: Tensor, g: Tensor, g_sigma: Tensor
+    ) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            grad = polar_adjoint(
+                factor.to(v.dtype), v, sigma, noise, g.to(v.dtype), g_sigma.to(v.dtype)
+            )
+        return grad.to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise NotImplementedError(
+            "the polar factor has no second derivative here; use gradient='constant' where one is needed "
+            "(gradient penalties, Hessians, torch.func.hessian)"
+        )
+
+
+def polar_adjoint(f: Tensor, v: Tensor, sigma: Tensor, noise: Tensor, g: Tensor, g_sigma: Tensor) -> Tensor:
+    """The adjoint of dF and dσ₁ above. f, g ``(..., N, d)``; v ``(..., d, d)``; sigma ``(..., d)``, 0 beyond r."""
+    inside = (sigma > 0).to(v.dtype)
+    inverse = torch.where(sigma > 0, 1 / sigma, 0.0)
+    pair_sum = sigma[..., :, None] + sigma[..., None, :]
+    both = inside[..., :, None] * inside[..., None, :]
+
+    fg = f.mT @ g
+    a = v.mT @ fg @ v
+    turned = v @ ((a - a.mT) * both / torch.where(both > 0, pair_sum, 1.0)) @ v.mT
+    shrunk = (v * inverse[..., None, :]) @ v.mT
+    onto = (v * inside[..., None, :]) @ v.mT
+    fro = sigma.square().sum(-1, keepdim=True).sqrt()
+    top = ((sigma >= sigma[..., :1] - noise[..., None] * fro) & (sigma > 0)).to(v.dtype)
+    top = top / top.sum(-1, keepdim=True).clamp(min=1)
+    leading = (v * top[..., None, :]) @ v.mT
+
+    return (
+        f @ (turned + shrunk @ (fg - fg @ onto) + g_sigma[..., None, None] * leading)
+        + (g - f @ fg) @ shrunk
+    )
+
+
+# ------------------------------------------------------------------------- decompositions of a tall matrix
+
+
+@torch.library.custom_op("wellcond::decompose", mutates_args=())
+def decompose(
+    x: Tensor, noise: Tensor, max_rank: Tensor, rank_tol: float, method: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """F, σ₁, r, V and σ of tall X ``(..., N, d)``; σ is 0 beyond the rank, V orthogonal, both float64.
+
+    One opaque operator, so that checks and fallbacks, which look at values, survive ``torch.compile`` and vmap.
+    ``noise`` ``(...)`` is the rounding noise relative to ‖X‖_F; ``rank_tol`` < 0 means "use it".
+    """
+    x64, n_real, bad, scale = _prepare(x, None)
+    with torch.autocast(x.device.type, enabled=False):
+        work = DECOMPOSITIONS[method if method != "auto" else choose_method(x)]
+        factor, v, sigma = work(x64, noise, None if rank_tol < 0 else rank_tol)
+        kept = torch.arange(sigma.shape[-1], device=x.device) < max_rank[..., None]
+        if not kept.all():
+            sigma = sigma * kept
+            factor = factor @ ((v * (sigma > 0)[..., None, :]) @ v.mT)
+        rank = torch.where(bad, -1, (sigma > 0).sum(-1))
+        factor = torch.where(bad[..., None, None], torch.nan, factor).to(x.dtype)
+        sigma_max = torch.where(bad, torch.nan, torch.ldexp(sigma[..., 0], scale)).to(x.dtype)
+        sigma = torch.where(bad[..., None], torch.nan, torch.ldexp(sigma, scale[..., None]))
+    return factor, sigma_max, rank, v, sigma
+
+
+@decompose.register_fake
+def _(x: Tensor, noise: Tensor, max_rank: Tensor, rank_tol: float, method: str) -> tuple[Tensor, ...]:
+    batch, d = x.shape[:-2], x.shape[-1]
+    return (
+        torch.empty_like(x, memory_format=torch.contiguous_format),
+        x.new_empty(batch),
+        x.new_empty(batch, dtype=torch.long),
+        x.new_empty((*batch, d, d), dtype=torch.float64),
+        x.new_empty((*batch, d), dtype=torch.float64),
+    )
+
+
+@decompose.register_vmap  # type: ignore[misc]
+def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    def lead(value: Any, dim: int | None) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+
+    outputs = decompose(*(lead(value, dim) for value, dim in zip(args, in_dims, strict=True)))
+    return outputs, (0,) * len(outputs)
+
+
+def svd_polar(x: Tensor, noise: Tensor, rank_tol: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The reference: F = U_r V_rᵀ from the thin SVD. x float64 ``(..., N, d)``, N ≥ d; returns F, V, σ."""
+    u, sigma, vh = torch.linalg.svd(x, full_matrices=False)
+    tol = _tolerance(x, sigma[..., 0], noise, rank_tol)
+    inside = sigma > tol[..., None]
+    return (u * inside[..., None, :]) @ vh, vh.mT.contiguous(), sigma * inside
+
+
+def gram_polar(x: Tensor, noise: Tensor, rank_tol: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    """F = X V_r S⁻¹ V_rᵀ from XᵀX = V S² Vᵀ. x float64 ``(..., N, d)``, N ≥ d; returns F, V, σ.
+
+    Samples whose small singular values drown in the squared rounding noise are done again by `svd_polar`.
+    """
+    eigenvalues, v = torch.linalg.eigh(x.mT @ x)
+    sigma, v = eigenvalues.flip(-1).clamp(min=0).sqrt(), v.flip(-1)
+    sigma_max = sigma[..., :1]
+    tol = _tolerance(x, sigma[..., 0], noise, rank_tol)[..., None]
+    inside = sigma > tol
+    inverse = torch.where(inside, 1 / sigma, 0.0)
+    factor = x @ ((v * inverse[..., None, :]) @ v.mT)
+    sigma = sigma * inside
+
+    onto = (v * inside[..., None, :]) @ v.mT
+    isometry_error = (factor.mT @ factor - onto).abs().amax((-2, -1))
+    undecided = ((tol < GRAM_NOISE * sigma_max) & ~inside).any(-1)
+    failed = undecided | ~(isometry_error <= ISOMETRY_ERROR)
+    if failed.any():
+        warn_fallback("gram", int(failed.sum()), failed.numel(), tuple(x.shape), float(isometry_error.max()))
+        failed = failed.expand(x.shape[:-2])
+        factor[failed], v[failed], sigma[failed] = svd_polar(x[failed], noise[failed], rank_tol)
+    return factor, v, sigma
+
+
+DECOMPOSITIONS: dict[str, Callable[[Tensor, Tensor, float | None], tuple[Tensor, Tensor, Tensor]]] = {
+    "svd": svd_polar,
+    "gram": gram_polar,
+}
+
+
+def choose_method(x: Tensor) -> str:
+    """What ``method="auto"`` means for tall x ``(..., N, d)``: float64 input outruns its own Gram matrix."""
+    return "svd" if x.dtype == torch.float64 else "gram"
+
+
+def warn_fallback(method: str, failed: int, total: int, shape: tuple[int, ...], residual: float) -> None:
+    """One warning per process and place (Python's default filter shows a repeated text once)."""
+    warnings.warn(
+        f"method={method!r} cannot keep κ⁺(X+C) ≤ 2.002 on {failed} of {total} matrices of shape {shape} "
+        f"(isometry error {residual:.1e}); they were done by method='svd', which is slower. "
+        f"Pass method='svd', or a rank_tol above the noise, to avoid doing them twice.",
+        stacklevel=2,
+    )
+
+
+# --------------------------------------------------------------------------------------- fixed positions
+
+
+def position_code(n: int, d: int) -> Tensor:
+    """Q ``(n, d)`` float64: rows of stacked d×d orthogonal matrices, the same row for a position at every n.
+
+    QᵀQ is a multiple of I whenever d divides n, QQᵀ = I for n ≤ d, and κ(Q) ≤ √2 in between and beyond.
+    Block b is the orthogonal factor (R with positive diagonal) of a d×d matrix of ``random.Random(b)``
+    numbers, uniform in [−1, 1): a sequence that Python keeps across versions and machines.
+
+    >>> q = position_code(3, 8)
+    >>> bool((q @ q.mT - torch.eye(3, dtype=q.dtype)).abs().max() < 1e-12)
+    True
+    """
+    if n == 0 or d == 0:
+        return torch.zeros(n, d, dtype=torch.float64)
+    return torch.cat([_orthogonal_block(b, d) for b in range(-(-n // d))])[:n]
+
+
+@functools.lru_cache(maxsize=16)
+def _orthogonal_block(b: int, d: int) -> Tensor:
+    uniform = random.Random(b)
+    entries = torch.tensor([uniform.random() for _ in range(d * d)], dtype=torch.float64)
+    q, r = torch.linalg.qr(2 * entries.reshape(d, d) - 1)
+    return q * r.diagonal().sign()
+
+
+def _code_of_real_rows(x: Tensor, mask: Tensor | None) -> Tensor:
+    """`position_code` numbered along the real rows only, so that padding changes nothing: ``(..., N, d)``."""
+    code = position_code(*x.shape[-2:]).to(x.device, x.dtype)
+    if mask is None:
+        return code.expand(x.shape)
+    index = (mask.cumsum(-1) - 1).clamp(min=0)
+    return torch.where(mask[..., None], code[index], 0.0)
+
+
+# --------------------------------------------------------------------------------------- what both need
+
+
+def real_rows(x: Tensor, mask: Tensor | None, rank_tol: float | None = None) -> Tensor:
+    """X with masked rows set to zero, which leaves its non-zero singular values alone. Checks the arguments."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"tokens must be a real floating tensor (..., N, d), got {kind}; convert with .float()")
+    if x.ndim < 2:
+        raise ValueError(f"tokens need at least two axes (..., N, d), got shape {tuple(x.shape)}")
+    if rank_tol is not None and not 0.0 <= rank_tol < 1.0:
+        raise ValueError(f"rank_tol is a share of σ₁ in [0, 1), got {rank_tol}")
+    if mask is None:
+        return x
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask must be bool with True = a real token, got {mask.dtype}; use mask.bool()")
+    if mask.shape != x.shape[:-1]:
+        raise ValueError(
+            f"mask has shape {tuple(mask.shape)}, tokens {tuple(x.shape)} need {tuple(x.shape[:-1])}; "
+            f"expand it over the batch first"
+        )
+    return torch.where(mask[..., None], x, 0.0)
+
+
+def choose(name: str, value: str, options: Any) -> None:
+    """Raise unless ``value`` is one of the values of the Literal type ``options``."""
+    allowed = get_args(options)
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def _count_real(x: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is not None:
+        return mask.sum(-1)
+    return torch.full(x.shape[:-2], x.shape[-2], dtype=torch.long, device=x.device)
+
+
+def _prepare(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """X in float64, scaled by a power of two to entries near 1 so that squares neither overflow nor vanish.
+
+    Returns the scaled matrix (zero where not finite), the number of real rows, where it was not finite,
+    and the exponent that undoes the scaling.
+    """
+    n_real = _count_real(x, mask)
+    bad = ~torch.isfinite(x).all(-1).all(-1)
+    x64 = torch.where(bad[..., None, None], 0.0, x.to(torch.float64))
+    if x.numel() == 0:
+        return x64, n_real, bad, torch.zeros_like(n_real)
+    exponent = torch.frexp(x64.abs().amax((-2, -1))).exponent
+    # Two halves, because 2^-exponent itself can overflow for subnormal numbers.
+    half = (-exponent) // 2
+    x64 = torch.ldexp(torch.ldexp(x64, half[..., None, None]), (-exponent - half)[..., None, None])
+    return x64, n_real, bad, exponent
+
+
+def _relative_noise(x: Tensor, n_real: Tensor, d: int) -> Tensor:
+    """8·eps·(1/√N + 1/√d): the default rank tolerance relative to ‖X‖_F, float64 ``(...)``."""
+    eps = torch.finfo(x.dtype).eps
+    if torch.is_autocast_enabled(x.device.type):
+        eps = max(eps, torch.finfo(torch.get_autocast_dtype(x.device.type)).eps)
+    return ROUNDING_SAFETY * eps * (n_real.clamp(min=1).double().rsqrt() + max(d, 1) ** -0.5)
+
+
+def _tolerance(x: Tensor, sigma_max: Tensor, noise: Tensor, rank_tol: float | None) -> Tensor:
+    """The singular value up to which a direction counts as zero, ``(...)``."""
+    wanted = rank_tol * sigma_max if rank_tol is not None else noise * torch.linalg.matrix_norm(x)
+    return cast(Tensor, torch.maximum(wanted, DECOMPOSITION_NOISE * sigma_max))
