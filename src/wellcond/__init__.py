@@ -1,3 +1,15 @@
+"""Well-conditioned transformers: measure, fix and compare the conditioning of embedded tokens."""
+
+from wellcond.attach import (
+    ConditionHandle,
+    condition_,
+    is_conditioned,
+    remove_,
+    restore_,
+    save_config,
+)
 from wellcond.config import ConditioningConfig
 from wellcond.linalg import condition_number, polar, spectrum
 from wellcond.tokens import TokenConditioner, conditioned_tokens, correction
+
+__version__ = "0.1.0"
