@@ -58,7 +58,9 @@ class Polar(NamedTuple):
 
 
 @torch.no_grad()
-def spectrum(x: Tensor, mask: Tensor | None = None, rank_tol: float | None = None) -> Spectrum:
+def spectrum(
+    x: Tensor, mask: Tensor | None = None, rank_tol: float | None = None
+) -> Spectrum:
     """Singular values at both ends, numerical rank, κ and κ⁺ of every matrix in a batch.
 
     Definition 4.1 of the paper: κ(X) = σ_max/σ_min over the min(N, d) singular values, N counting real rows
@@ -91,10 +93,13 @@ def spectrum(x: Tensor, mask: Tensor | None = None, rank_tol: float | None = Non
         zero = x.new_zeros(x.shape[:-2], dtype=out_dtype)
         return Spectrum(zero, zero.clone(), zero.long(), zero.clone(), zero.clone())
 
+    noise = _relative_noise(
+        x, n_real, d
+    )  # before autocast is off: its dtype sets the rounding noise
     with torch.autocast(x.device.type, enabled=False):
         sigma = torch.linalg.svdvals(tokens)
         sigma_max = sigma[..., 0]
-        tol = _tolerance(tokens, sigma_max, _relative_noise(x, n_real, d), rank_tol)
+        tol = _tolerance(tokens, sigma_max, noise, rank_tol)
         count = n_real.clamp(max=d)
         inside = torch.arange(sigma.shape[-1], device=x.device) < count[..., None]
         rank = ((sigma > tol[..., None]) & inside).sum(-1)
@@ -171,7 +176,11 @@ def polar(
     n, d = x.shape[-2:]
     batch = x.shape[:-2]
     if n == 0 or d == 0 or x.numel() == 0:
-        return Polar(tokens, tokens.new_zeros(batch), torch.zeros(batch, dtype=torch.long, device=x.device))
+        return Polar(
+            tokens,
+            tokens.new_zeros(batch),
+            torch.zeros(batch, dtype=torch.long, device=x.device),
+        )
 
     n_real = _count_real(x, mask)
     noise = _relative_noise(x, n_real, d)
@@ -184,8 +193,12 @@ def polar(
             code = _code_of_real_rows(tokens, mask)
             outside = code - factor @ (factor.mT @ code)
             outside = outside - (outside @ factor.mT) @ factor
-            filling, _, _ = _tall_polar(outside, torch.zeros_like(noise), missing, 0.0, "svd")
+            filling, _, _ = _tall_polar(
+                outside, torch.zeros_like(noise), missing, 0.0, "svd"
+            )
             factor = factor + filling
+        if mask is not None:  # a decomposition leaves rounding noise there
+            factor = torch.where(mask[..., None], factor, 0.0)
     return Polar(factor, sigma_max, rank)
 
 
@@ -194,7 +207,9 @@ def _tall_polar(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`polar` in either orientation: the decomposition always works on the small side."""
     wide = x.shape[-2] < x.shape[-1]
-    factor, sigma_max, rank, _, _ = _PolarFactor.apply(x.mT if wide else x, noise, max_rank, rank_tol, method)
+    factor, sigma_max, rank, _, _ = _PolarFactor.apply(
+        x.mT if wide else x, noise, max_rank, rank_tol, method
+    )
     return (factor.mT if wide else factor), sigma_max, rank
 
 
@@ -215,11 +230,15 @@ class _PolarFactor(torch.autograd.Function):
     def forward(
         x: Tensor, noise: Tensor, max_rank: Tensor, rank_tol: float, method: str
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        factor, sigma_max, rank, v, sigma = decompose(x, noise, max_rank, rank_tol, method)
+        factor, sigma_max, rank, v, sigma = decompose(
+            x, noise, max_rank, rank_tol, method
+        )
         return factor, sigma_max, rank, v, sigma
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    def setup_context(
+        ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
+    ) -> None:
         factor, _, rank, v, sigma = output
         ctx.mark_non_differentiable(rank, v, sigma)
         ctx.save_for_backward(inputs[0], factor, v, sigma, inputs[1])
@@ -238,7 +257,13 @@ class _PolarBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: Tensor, factor: Tensor, v: Tensor, sigma: Tensor, noise: Tensor, g: Tensor, g_sigma: Tensor
+        x: Tensor,
+        factor: Tensor,
+        v: Tensor,
+        sigma: Tensor,
+        noise: Tensor,
+        g: Tensor,
+        g_sigma: Tensor,
     ) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
             grad = polar_adjoint(
@@ -258,7 +283,9 @@ class _PolarBackward(torch.autograd.Function):
         )
 
 
-def polar_adjoint(f: Tensor, v: Tensor, sigma: Tensor, noise: Tensor, g: Tensor, g_sigma: Tensor) -> Tensor:
+def polar_adjoint(
+    f: Tensor, v: Tensor, sigma: Tensor, noise: Tensor, g: Tensor, g_sigma: Tensor
+) -> Tensor:
     """The adjoint of dF and dσ₁ above. f, g ``(..., N, d)``; v ``(..., d, d)``; sigma ``(..., d)``, 0 beyond r."""
     inside = (sigma > 0).to(v.dtype)
     inverse = torch.where(sigma > 0, 1 / sigma, 0.0)
@@ -303,13 +330,19 @@ def decompose(
             factor = factor @ ((v * (sigma > 0)[..., None, :]) @ v.mT)
         rank = torch.where(bad, -1, (sigma > 0).sum(-1))
         factor = torch.where(bad[..., None, None], torch.nan, factor).to(x.dtype)
-        sigma_max = torch.where(bad, torch.nan, torch.ldexp(sigma[..., 0], scale)).to(x.dtype)
-        sigma = torch.where(bad[..., None], torch.nan, torch.ldexp(sigma, scale[..., None]))
+        sigma_max = torch.where(bad, torch.nan, torch.ldexp(sigma[..., 0], scale)).to(
+            x.dtype
+        )
+        sigma = torch.where(
+            bad[..., None], torch.nan, torch.ldexp(sigma, scale[..., None])
+        )
     return factor, sigma_max, rank, v, sigma
 
 
 @decompose.register_fake
-def _(x: Tensor, noise: Tensor, max_rank: Tensor, rank_tol: float, method: str) -> tuple[Tensor, ...]:
+def _(
+    x: Tensor, noise: Tensor, max_rank: Tensor, rank_tol: float, method: str
+) -> tuple[Tensor, ...]:
     batch, d = x.shape[:-2], x.shape[-1]
     return (
         torch.empty_like(x, memory_format=torch.contiguous_format),
@@ -321,17 +354,27 @@ def _(x: Tensor, noise: Tensor, max_rank: Tensor, rank_tol: float, method: str) 
 
 
 @decompose.register_vmap  # type: ignore[misc]
-def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+def _(
+    info: Any, in_dims: tuple[int | None, ...], *args: Any
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     def lead(value: Any, dim: int | None) -> Any:
         if not isinstance(value, Tensor):
             return value
-        return value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+        return (
+            value.expand(info.batch_size, *value.shape)
+            if dim is None
+            else value.movedim(dim, 0)
+        )
 
-    outputs = decompose(*(lead(value, dim) for value, dim in zip(args, in_dims, strict=True)))
+    outputs = decompose(
+        *(lead(value, dim) for value, dim in zip(args, in_dims, strict=True))
+    )
     return outputs, (0,) * len(outputs)
 
 
-def svd_polar(x: Tensor, noise: Tensor, rank_tol: float | None) -> tuple[Tensor, Tensor, Tensor]:
+def svd_polar(
+    x: Tensor, noise: Tensor, rank_tol: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """The reference: F = U_r V_rᵀ from the thin SVD. x float64 ``(..., N, d)``, N ≥ d; returns F, V, σ."""
     u, sigma, vh = torch.linalg.svd(x, full_matrices=False)
     tol = _tolerance(x, sigma[..., 0], noise, rank_tol)
@@ -339,7 +382,9 @@ def svd_polar(x: Tensor, noise: Tensor, rank_tol: float | None) -> tuple[Tensor,
     return (u * inside[..., None, :]) @ vh, vh.mT.contiguous(), sigma * inside
 
 
-def gram_polar(x: Tensor, noise: Tensor, rank_tol: float | None) -> tuple[Tensor, Tensor, Tensor]:
+def gram_polar(
+    x: Tensor, noise: Tensor, rank_tol: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """F = X V_r S⁻¹ V_rᵀ from XᵀX = V S² Vᵀ. x float64 ``(..., N, d)``, N ≥ d; returns F, V, σ.
 
     Samples whose small singular values drown in the squared rounding noise are done again by `svd_polar`.
@@ -358,13 +403,23 @@ def gram_polar(x: Tensor, noise: Tensor, rank_tol: float | None) -> tuple[Tensor
     undecided = ((tol < GRAM_NOISE * sigma_max) & ~inside).any(-1)
     failed = undecided | ~(isometry_error <= ISOMETRY_ERROR)
     if failed.any():
-        warn_fallback("gram", int(failed.sum()), failed.numel(), tuple(x.shape), float(isometry_error.max()))
+        warn_fallback(
+            "gram",
+            int(failed.sum()),
+            failed.numel(),
+            tuple(x.shape),
+            float(isometry_error.max()),
+        )
         failed = failed.expand(x.shape[:-2])
-        factor[failed], v[failed], sigma[failed] = svd_polar(x[failed], noise[failed], rank_tol)
+        factor[failed], v[failed], sigma[failed] = svd_polar(
+            x[failed], noise[failed], rank_tol
+        )
     return factor, v, sigma
 
 
-DECOMPOSITIONS: dict[str, Callable[[Tensor, Tensor, float | None], tuple[Tensor, Tensor, Tensor]]] = {
+DECOMPOSITIONS: dict[
+    str, Callable[[Tensor, Tensor, float | None], tuple[Tensor, Tensor, Tensor]]
+] = {
     "svd": svd_polar,
     "gram": gram_polar,
 }
@@ -375,7 +430,9 @@ def choose_method(x: Tensor) -> str:
     return "svd" if x.dtype == torch.float64 else "gram"
 
 
-def warn_fallback(method: str, failed: int, total: int, shape: tuple[int, ...], residual: float) -> None:
+def warn_fallback(
+    method: str, failed: int, total: int, shape: tuple[int, ...], residual: float
+) -> None:
     """One warning per process and place (Python's default filter shows a repeated text once)."""
     warnings.warn(
         f"method={method!r} cannot keep κ⁺(X+C) ≤ 2.002 on {failed} of {total} matrices of shape {shape} "
@@ -407,7 +464,9 @@ def position_code(n: int, d: int) -> Tensor:
 @functools.lru_cache(maxsize=16)
 def _orthogonal_block(b: int, d: int) -> Tensor:
     uniform = random.Random(b)
-    entries = torch.tensor([uniform.random() for _ in range(d * d)], dtype=torch.float64)
+    entries = torch.tensor(
+        [uniform.random() for _ in range(d * d)], dtype=torch.float64
+    )
     q, r = torch.linalg.qr(2 * entries.reshape(d, d) - 1)
     return q * r.diagonal().sign()
 
@@ -428,15 +487,21 @@ def real_rows(x: Tensor, mask: Tensor | None, rank_tol: float | None = None) -> 
     """X with masked rows set to zero, which leaves its non-zero singular values alone. Checks the arguments."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"tokens must be a real floating tensor (..., N, d), got {kind}; convert with .float()")
+        raise TypeError(
+            f"tokens must be a real floating tensor (..., N, d), got {kind}; convert with .float()"
+        )
     if x.ndim < 2:
-        raise ValueError(f"tokens need at least two axes (..., N, d), got shape {tuple(x.shape)}")
+        raise ValueError(
+            f"tokens need at least two axes (..., N, d), got shape {tuple(x.shape)}"
+        )
     if rank_tol is not None and not 0.0 <= rank_tol < 1.0:
         raise ValueError(f"rank_tol is a share of σ₁ in [0, 1), got {rank_tol}")
     if mask is None:
         return x
     if mask.dtype != torch.bool:
-        raise TypeError(f"mask must be bool with True = a real token, got {mask.dtype}; use mask.bool()")
+        raise TypeError(
+            f"mask must be bool with True = a real token, got {mask.dtype}; use mask.bool()"
+        )
     if mask.shape != x.shape[:-1]:
         raise ValueError(
             f"mask has shape {tuple(mask.shape)}, tokens {tuple(x.shape)} need {tuple(x.shape[:-1])}; "
@@ -449,7 +514,9 @@ def choose(name: str, value: str, options: Any) -> None:
     """Raise unless ``value`` is one of the values of the Literal type ``options``."""
     allowed = get_args(options)
     if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        raise ValueError(
+            f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}"
+        )
 
 
 def _count_real(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -472,7 +539,9 @@ def _prepare(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Te
     exponent = torch.frexp(x64.abs().amax((-2, -1))).exponent
     # Two halves, because 2^-exponent itself can overflow for subnormal numbers.
     half = (-exponent) // 2
-    x64 = torch.ldexp(torch.ldexp(x64, half[..., None, None]), (-exponent - half)[..., None, None])
+    x64 = torch.ldexp(
+        torch.ldexp(x64, half[..., None, None]), (-exponent - half)[..., None, None]
+    )
     return x64, n_real, bad, exponent
 
 
@@ -481,10 +550,20 @@ def _relative_noise(x: Tensor, n_real: Tensor, d: int) -> Tensor:
     eps = torch.finfo(x.dtype).eps
     if torch.is_autocast_enabled(x.device.type):
         eps = max(eps, torch.finfo(torch.get_autocast_dtype(x.device.type)).eps)
-    return ROUNDING_SAFETY * eps * (n_real.clamp(min=1).double().rsqrt() + max(d, 1) ** -0.5)
+    return (
+        ROUNDING_SAFETY
+        * eps
+        * (n_real.clamp(min=1).double().rsqrt() + max(d, 1) ** -0.5)
+    )
 
 
-def _tolerance(x: Tensor, sigma_max: Tensor, noise: Tensor, rank_tol: float | None) -> Tensor:
+def _tolerance(
+    x: Tensor, sigma_max: Tensor, noise: Tensor, rank_tol: float | None
+) -> Tensor:
     """The singular value up to which a direction counts as zero, ``(...)``."""
-    wanted = rank_tol * sigma_max if rank_tol is not None else noise * torch.linalg.matrix_norm(x)
+    wanted = (
+        rank_tol * sigma_max
+        if rank_tol is not None
+        else noise * torch.linalg.matrix_norm(x)
+    )
     return cast(Tensor, torch.maximum(wanted, DECOMPOSITION_NOISE * sigma_max))
