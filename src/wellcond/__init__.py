@@ -10,6 +10,7 @@ from wellcond.attach import (
 )
 from wellcond.config import ConditioningConfig
 from wellcond.linalg import condition_number, polar, spectrum
+from wellcond.monitor import ConditioningMonitor, Row, measure
 from wellcond.tokens import TokenConditioner, conditioned_tokens, correction
 
 __version__ = "0.1.0"

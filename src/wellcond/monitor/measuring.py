@@ -1,0 +1,204 @@
+"""measure: the condition numbers of a model's tokens and attention on one batch, as a table of rows."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from wellcond.attach import find_known, place_of
+from wellcond.hooks import CallCapture, TokenHook, token_hooks
+from wellcond.monitor.attention import AttentionReader, AttentionWatch
+from wellcond.monitor.rows import Reading, Row, read, summarise
+from wellcond.sites import REGISTRY, Site
+
+
+def measure(model: nn.Module, batch: Any, *, step: int = 0, weights: bool = True) -> list[Row]:
+    """Condition numbers of the embedded tokens and of every self-attention head of ``model`` on ``batch``.
+
+    Runs one forward of its own: eager even where the model is compiled, in eval mode, without gradients.
+    Weights, buffers, training flags and random state are afterwards what they were, and nothing stays in
+    memory but the rows. Under DDP every process may call it or only one; under FSDP all must.
+
+    Args:
+        model: a model with one known transformer inside, or one conditioned at a site of yours.
+        batch: what the model is called with: a tensor, a tuple (``model(*batch)``) or a mapping
+            (``model(**batch)``).
+        step: entered in every row.
+        weights: also measure the N×N softmax matrices, whose SVD costs N³ per head.
+
+    Returns:
+        Rows: first ``tokens``; then, if conditioned, ``conditioned.before`` and ``conditioned.after``; then
+        ``attention.output`` and ``attention.weights`` by layer and head.
+
+    Raises:
+        ValueError: no known transformer, or several.
+        RuntimeError: a site never ran in this forward, so that its row would be missing.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+    >>> rows = measure(encoder, torch.randn(3, 5, 8))
+    >>> rows[0].site, rows[0].rank, rows[0].samples
+    ('tokens', 5, 3)
+    """
+    inner = unwrapped(model)
+    hooks = token_hooks(inner)
+    probes = _Probes(inner, hooks)
+    watched = {
+        module: AttentionReader(module, kind, probes.mask)
+        for _, module, kind in REGISTRY.attention_modules(inner)
+    }
+    watch = AttentionWatch(watched)
+    calls = [hook.calls for hook in hooks]
+    try:
+        with undisturbed(inner), watch:
+            _call(inner, batch)
+    finally:
+        watch.remove()
+        probes.remove()
+
+    for hook, before in zip(hooks, calls, strict=True):
+        if hook.calls == before:
+            raise RuntimeError(f"the conditioned site {hook.site.module!r} was not reached by this forward")
+    rows = [Row(step=step, layer=None, head=None, **fields) for fields in probes.fields()]
+    for layer, (path, module, _) in enumerate(REGISTRY.attention_modules(inner)):
+        rows += list(_head_rows(watched[module], step, layer, path, weights))
+    return rows
+
+
+def _head_rows(reader: AttentionReader, step: int, layer: int, path: str, weights: bool) -> Iterator[Row]:
+    readings = {"attention.output": reader.outputs, "attention.weights": reader.weights if weights else ()}
+    for site, reading in readings.items():
+        if reading is None:
+            raise RuntimeError(
+                f"{site} of {path!r} was never computed in this forward: the layer did not run, or it uses an "
+                f"attention kernel that wellcond cannot see; no row is better than a wrong one"
+            )
+        if not reading:
+            continue
+        spectra, present = reading
+        for head in range(reader.heads):
+            one_head = type(spectra)(*(value[:, head] for value in spectra))
+            fields = summarise((one_head, present[:, head]))
+            yield Row(step=step, site=site, layer=layer, head=head, module=path, **fields)
+
+
+class _Probes:
+    """Reads tokens on their way: what enters the first block, and both sides of an attached correction."""
+
+    def __init__(self, model: nn.Module, hooks: list[TokenHook]) -> None:
+        self.readings: dict[str, tuple[str, Reading]] = {}
+        self.handles: list[RemovableHandle] = []
+        self.capture: CallCapture | None = None
+        self.reader = None
+        self.expected = ["tokens"]
+
+        known = REGISTRY.known_models(model)
+        if known or not hooks:
+            found = find_known(model)
+            place = place_of(found, "input")
+            if found.sites.mask is not None:
+                self.capture = CallCapture(found.module, found.sites.arguments)
+                self.reader = found.sites.mask
+        else:
+            place = hooks[0].site
+        self.watch(model, place, "tokens", first=False)
+        if hooks:
+            self.expected += ["conditioned.before", "conditioned.after"]
+            self.watch(model, hooks[0].site, "conditioned.before", first=True)
+            self.watch(model, hooks[0].site, "conditioned.after", first=False)
+
+    def watch(self, model: nn.Module, place: Site, name: str, *, first: bool) -> None:
+        module = model.get_submodule(place.module)
+
+        def on_output(module: nn.Module, args: Any, output: Any) -> None:
+            self.take(name, place, output if place.key is None else output[place.key])
+
+        def on_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if isinstance(place.key, str) and place.key in kwargs:
+                self.take(name, place, kwargs[place.key])
+            elif args:
+                self.take(name, place, args[place.key if isinstance(place.key, int) else 0])
+            else:
+                self.take(name, place, next(iter(kwargs.values())))
+
+        self.handles.append(
+            module.register_forward_pre_hook(on_input, with_kwargs=True, prepend=first)
+            if place.side == "input"
+            else module.register_forward_hook(on_output, prepend=first)
+        )
+        if self.capture is not None and first and place.side == "input":
+            # The mask must have been captured before a probe that was put in front of everything reads it.
+            self.capture.handle.remove()
+            self.capture.handle = module.register_forward_pre_hook(self.capture, with_kwargs=True, prepend=True)
+
+    def take(self, name: str, place: Site, tensor: Tensor) -> None:
+        tokens = place.as_tokens(tensor)
+        mask = self.mask()
+        fits = mask is not None and mask.shape == tokens.shape[:-1]
+        self.readings[name] = (place.module, read(tokens, mask if fits else None))
+
+    def mask(self) -> Tensor | None:
+        return self.reader(self.capture.values) if self.reader and self.capture else None
+
+    def fields(self) -> Iterator[dict[str, Any]]:
+        for name in self.expected:
+            if name not in self.readings:
+                raise RuntimeError(f"the site of {name!r} was not reached by this forward")
+            path, reading = self.readings[name]
+            yield {"site": name, "module": path, **summarise(reading)}
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+        if self.capture is not None:
+            self.capture.remove()
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel``.
+
+    >>> from torch import nn
+    >>> unwrapped(nn.DataParallel(nn.Linear(2, 2)))
+    Linear(in_features=2, out_features=2, bias=True)
+    """
+    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while True:
+        if isinstance(model, wrappers):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            return model
+
+
+@contextlib.contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Eval mode, no gradients, eager; afterwards training flags and random state are what they were."""
+    training = {module: module.training for module in model.modules()}
+    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+    eager = (
+        torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
+    )
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[d for d in devices if d is not None]), eager:
+            yield
+    finally:
+        for module, flag in training.items():
+            module.training = flag
+
+
+def _call(model: nn.Module, batch: Any) -> None:
+    if isinstance(batch, Mapping):
+        model(**batch)
+    elif isinstance(batch, (tuple, list)):
+        model(*batch)
+    else:
+        model(batch)
