@@ -27,7 +27,7 @@ class AttentionReader:
     """What one self-attention layer computed in one forward: a Reading of outputs and of weights, per head."""
 
     def __init__(self, module: nn.Module, kind: AttentionKind, token_mask: TokenMask) -> None:
-        self.heads = int(functools.reduce(getattr, kind.heads.split("."), module))  # type: ignore[arg-type]
+        self.heads: int = attribute(module, kind.heads)
         self.token_mask = token_mask
         self.outputs: Reading | None = None
         self.weights: Reading | None = None
@@ -47,7 +47,7 @@ class AttentionReader:
     def split_heads(self, side_by_side: Tensor) -> None:
         """``(..., N, heads·d_head)``; not needed when the fused call showed each head already."""
         if self.outputs is None:
-            per_head = side_by_side.unflatten(-1, (self.heads, -1)).movedim(-2, -3)
+            per_head = side_by_side.reshape(*side_by_side.shape[:-1], self.heads, -1).movedim(-2, -3)
             self.read_outputs(per_head.flatten(0, -4))
 
     def read_outputs(self, per_head: Tensor) -> None:
@@ -57,7 +57,7 @@ class AttentionReader:
     def read_weights(self, weights: Tensor) -> None:
         """Softmax matrices ``(B, heads, N, N)`` or ``(B·heads, N, N)``; under a mask the block of real tokens."""
         if weights.ndim == 3:
-            weights = weights.unflatten(0, (-1, self.heads))
+            weights = weights.reshape(-1, self.heads, *weights.shape[-2:])
         mask = self.mask_for(weights)
         if mask is not None:
             weights = torch.where(mask[..., None, :], weights, 0.0)
@@ -103,8 +103,15 @@ class AttentionWatch(TorchFunctionMode):
 
     def remove(self) -> None:
         """Take every hook off again."""
-        for handle in self.handles + [handle for reader in self.readers.values() for handle in reader.handles]:
+        for handle in self.handles + [
+            handle for reader in self.readers.values() for handle in reader.handles
+        ]:
             handle.remove()
+
+
+def attribute(module: nn.Module, dotted: str) -> Any:
+    """``module.a.b`` for ``"a.b"``."""
+    return functools.reduce(getattr, dotted.split("."), module)
 
 
 def attention_weights(

@@ -136,7 +136,9 @@ class _Probes:
         if self.capture is not None and first and place.side == "input":
             # The mask must have been captured before a probe that was put in front of everything reads it.
             self.capture.handle.remove()
-            self.capture.handle = module.register_forward_pre_hook(self.capture, with_kwargs=True, prepend=True)
+            self.capture.handle = module.register_forward_pre_hook(
+                self.capture, with_kwargs=True, prepend=True
+            )
 
     def take(self, name: str, place: Site, tensor: Tensor) -> None:
         tokens = place.as_tokens(tensor)
@@ -184,7 +186,9 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     training = {module: module.training for module in model.modules()}
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
     eager = (
-        torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
+        torch.compiler.set_stance("force_eager")
+        if "torch._dynamo" in sys.modules
+        else contextlib.nullcontext()
     )
     model.eval()
     try:

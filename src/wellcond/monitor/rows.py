@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from wellcond.linalg import Spectrum, spectrum
@@ -53,7 +54,7 @@ Reading = tuple[Spectrum, Tensor]
 def read(matrices: Tensor, mask: Tensor | None) -> Reading:
     """Spectra of ``(..., N, d)`` at once, so that no activation outlives its layer. ``mask`` ``(..., N)``."""
     spectra = spectrum(matrices.detach(), mask)
-    present = matrices.new_ones(matrices.shape[:-2], dtype=bool) if mask is None else mask.any(-1)
+    present = torch.ones_like(spectra.rank, dtype=torch.bool) if mask is None else mask.any(-1)
     return spectra, present
 
 

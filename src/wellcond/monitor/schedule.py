@@ -62,7 +62,9 @@ class ConditioningMonitor:
             return []
         chosen = self.batch if batch is None else batch
         if chosen is None:
-            raise ValueError("nothing to measure on: give ConditioningMonitor(batch=...) or after_step(step, batch)")
+            raise ValueError(
+                "nothing to measure on: give ConditioningMonitor(batch=...) or after_step(step, batch)"
+            )
         rows = measure(self.model, first_samples(chosen, self.samples), step=step, weights=self.weights)
         self.rows += rows
         if self.sink is not None:

@@ -9,7 +9,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from wellcond.monitor.schedule import ConditioningMonitor
 
 
-class MonitorCallback(TrainerCallback):  # type: ignore[misc]
+class MonitorCallback(TrainerCallback):
     """Measures at the start and after optimizer steps; in a distributed run only the first process keeps rows.
 
     Args:
@@ -18,7 +18,9 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, monitor: ConditioningMonitor) -> None:
         if monitor.batch is None:
-            raise ValueError("the Trainer does not show its batches: build ConditioningMonitor(model, batch=...)")
+            raise ValueError(
+                "the Trainer does not show its batches: build ConditioningMonitor(model, batch=...)"
+            )
         self.monitor = monitor
 
     def on_train_begin(

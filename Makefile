@@ -1,0 +1,36 @@
+# Two commands do everything: `make demo` and `make test`. Both set up .venv on first use.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+DONE   := $(VENV)/.installed
+
+.PHONY: demo test test-fast lint format docs clean
+
+$(DONE): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "wellcond needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Setting up $(VENV) (PyTorch and friends: a few minutes, once) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed --editable '.[dev]'
+	@touch $@
+
+demo: $(DONE)
+	@$(BIN)/wellcond demo
+
+test: $(DONE)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -q
+
+test-fast: $(DONE)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -q -m "not slow"
+
+lint: $(DONE)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(DONE)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) runs site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
