@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from wellcond.config import ConditioningConfig, Placement
-from wellcond.hooks import CallCapture, TokenHook, token_hooks
+from wellcond.hooks import ReachedCheck, TokenHook, capture_for, token_hooks
 from wellcond.sites import REGISTRY, Found, Layout, Site
 from wellcond.tokens import TokenConditioner
 
@@ -101,11 +101,10 @@ def attach_(
             f"{[hook.site.module for hook in token_hooks(model)]}; call wellcond.remove_(model) first"
         )
     found, place = _resolve(model, placement, site, layout)
-    capture = None
-    if found is not None and found.sites.mask is not None:
-        capture = CallCapture(found.module, found.sites.arguments)
+    capture = capture_for(found) if found is not None else None
     known = found.sites if found is not None else None
     hook = TokenHook(model.get_submodule(place.module), place, transform, config, known, capture)
+    hook.check = ReachedCheck(found.module if found is not None else model, hook)
     drop_compiled_code()
     return ConditionHandle(model, hook)
 

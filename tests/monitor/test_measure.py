@@ -15,6 +15,7 @@ from wellcond.monitor import JsonLines, read_lines
 from wellcond.monitor.attention import AttentionReader, attention_weights
 from wellcond.monitor.measuring import undisturbed
 from wellcond.monitor.rows import read, summarise
+from wellcond.sites import AttentionKind
 
 
 def small_vit(**options):
@@ -201,8 +202,7 @@ def test_padding_leaves_the_valid_block_and_masked_samples_are_skipped():
     class Layer(nn.Module):
         num_heads = 1
 
-    reader = AttentionReader.__new__(AttentionReader)
-    reader.heads, reader.token_mask = 1, lambda: mask
+    reader = AttentionReader(Layer(), AttentionKind("num_heads", ""), lambda: mask)
     reader.read_weights(weights)
     fields = summarise(reader.weights)
     assert fields["samples"] == 1

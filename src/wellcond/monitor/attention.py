@@ -7,6 +7,7 @@ The weights softmax(QKᵀ/√d) never exist inside a fused kernel. A ``TorchFunc
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from wellcond.monitor.rows import Reading, read
-from wellcond.sites import AttentionKind
+from wellcond.sites import AttentionKind, Site
 
 SOFTMAX = {torch.softmax, Tensor.softmax, F.softmax}
 TokenMask = Callable[[], Tensor | None]
@@ -28,10 +29,13 @@ class AttentionReader:
 
     def __init__(self, module: nn.Module, kind: AttentionKind, token_mask: TokenMask) -> None:
         self.heads: int = attribute(module, kind.heads)
+        self.kind = kind
         self.token_mask = token_mask
         self.outputs: Reading | None = None
         self.weights: Reading | None = None
         holder = module.get_submodule(kind.outputs)
+        self.projection = getattr(holder, "weight", None) if kind.outputs else None
+        self.side_by_side = Site(kind.outputs, side="input", layout=kind.layout)
         self.handles: list[RemovableHandle] = [
             holder.register_forward_pre_hook(self.on_projection)
             if kind.outputs
@@ -47,6 +51,7 @@ class AttentionReader:
     def split_heads(self, side_by_side: Tensor) -> None:
         """``(..., N, heads·d_head)``; not needed when the fused call showed each head already."""
         if self.outputs is None:
+            side_by_side = self.side_by_side.as_tokens(side_by_side)
             per_head = side_by_side.reshape(*side_by_side.shape[:-1], self.heads, -1).movedim(-2, -3)
             self.read_outputs(per_head.flatten(0, -4))
 
@@ -58,10 +63,36 @@ class AttentionReader:
         """Softmax matrices ``(B, heads, N, N)`` or ``(B·heads, N, N)``; under a mask the block of real tokens."""
         if weights.ndim == 3:
             weights = weights.reshape(-1, self.heads, *weights.shape[-2:])
-        mask = self.mask_for(weights)
+        mask = None if self.kind.over_channels else self.mask_for(weights)
         if mask is not None:
-            weights = torch.where(mask[..., None, :], weights, 0.0)
+            # A layer may append keys of its own (nn.MultiheadAttention's bias_k): those are no padding.
+            keys = F.pad(mask, (0, weights.shape[-1] - mask.shape[-1]), value=True)
+            weights = torch.where(keys[..., None, :], weights, 0.0)
         self.weights = read(weights, mask)
+
+    def read_fused(self, result: Tensor, weights: Tensor) -> None:
+        """What ``scaled_dot_product_attention`` returned, and the weights it used."""
+        self.read_outputs(result.mT if self.kind.over_channels else result)
+        self.read_weights(weights)
+
+    def read_multi_head(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A call of ``F.multi_head_attention_forward``, which keeps its heads to itself.
+
+        Called once more with the identity as output projection, it returns them side by side.
+        """
+        call = inspect.signature(F.multi_head_attention_forward).bind(*args, **kwargs).arguments
+        query: Tensor = call["query"]
+        call |= {"out_proj_weight": torch.eye(query.shape[-1], dtype=query.dtype, device=query.device)}
+        call |= {
+            "out_proj_bias": None,
+            "training": False,
+            "need_weights": True,
+            "average_attn_weights": False,
+        }
+        side_by_side, weights = F.multi_head_attention_forward(**call)
+        assert weights is not None
+        self.split_heads(side_by_side.transpose(0, 1) if query.ndim == 3 else side_by_side)
+        self.read_weights(weights)
 
     def mask_for(self, per_head: Tensor) -> Tensor | None:
         """The padding mask over heads, where the layer's tokens are the model's tokens."""
@@ -95,8 +126,11 @@ class AttentionWatch(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if self.running:
             if func is F.scaled_dot_product_attention:
-                self.running[-1].read_outputs(result)
-                self.running[-1].read_weights(attention_weights(*args, **(kwargs or {})))
+                self.running[-1].read_fused(result, attention_weights(*args, **(kwargs or {})))
+            elif func is F.multi_head_attention_forward:
+                self.running[-1].read_multi_head(args, kwargs or {})
+            elif func is F.linear and len(args) > 1 and args[1] is self.running[-1].projection:
+                self.running[-1].split_heads(args[0])  # the module's weights used without calling the module
             elif func in SOFTMAX and isinstance(result, Tensor) and result.ndim in (3, 4):
                 self.running[-1].read_weights(result)
         return result

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from wellcond.attach import find_known, place_of
-from wellcond.hooks import CallCapture, TokenHook, token_hooks
+from wellcond.hooks import CallCapture, OutputCapture, TokenHook, capture_for, token_hooks
 from wellcond.monitor.attention import AttentionReader, AttentionWatch
 from wellcond.monitor.rows import Reading, Row, read, summarise
 from wellcond.sites import REGISTRY, Site
@@ -51,7 +51,7 @@ def measure(model: nn.Module, batch: Any, *, step: int = 0, weights: bool = True
     hooks = token_hooks(inner)
     probes = _Probes(inner, hooks)
     watched = {
-        module: AttentionReader(module, kind, probes.mask)
+        module: AttentionReader(module, kind, lambda: probes.token_mask)
         for _, module, kind in REGISTRY.attention_modules(inner)
     }
     watch = AttentionWatch(watched)
@@ -95,17 +95,19 @@ class _Probes:
     def __init__(self, model: nn.Module, hooks: list[TokenHook]) -> None:
         self.readings: dict[str, tuple[str, Reading]] = {}
         self.handles: list[RemovableHandle] = []
-        self.capture: CallCapture | None = None
+        self.capture: CallCapture | OutputCapture | None = None
         self.reader = None
+        self.token_mask: Tensor | None = None
         self.expected = ["tokens"]
+        self.known: nn.Module | None = None
 
         known = REGISTRY.known_models(model)
         if known or not hooks:
             found = find_known(model)
             place = place_of(found, "input")
-            if found.sites.mask is not None:
-                self.capture = CallCapture(found.module, found.sites.arguments)
-                self.reader = found.sites.mask
+            self.known = found.module
+            self.reader = found.sites.mask
+            self.capture = capture_for(found)
         else:
             place = hooks[0].site
         self.watch(model, place, "tokens", first=False)
@@ -133,21 +135,19 @@ class _Probes:
             if place.side == "input"
             else module.register_forward_hook(on_output, prepend=first)
         )
-        if self.capture is not None and first and place.side == "input":
+        if isinstance(self.capture, CallCapture) and first and place.side == "input" and module is self.known:
             # The mask must have been captured before a probe that was put in front of everything reads it.
             self.capture.handle.remove()
-            self.capture.handle = module.register_forward_pre_hook(
-                self.capture, with_kwargs=True, prepend=True
-            )
+            self.capture.attach(module, first=True)
 
     def take(self, name: str, place: Site, tensor: Tensor) -> None:
         tokens = place.as_tokens(tensor)
-        mask = self.mask()
-        fits = mask is not None and mask.shape == tokens.shape[:-1]
-        self.readings[name] = (place.module, read(tokens, mask if fits else None))
-
-    def mask(self) -> Tensor | None:
-        return self.reader(self.capture.values) if self.reader and self.capture else None
+        mask = self.reader(self.capture.values) if self.reader and self.capture else None
+        if mask is not None:
+            mask = place.token_mask(mask, tokens)
+        if name == "tokens":
+            self.token_mask = mask
+        self.readings[name] = (place.module, read(tokens, mask))
 
     def fields(self) -> Iterator[dict[str, Any]]:
         for name in self.expected:

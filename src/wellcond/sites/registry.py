@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from torch import nn
 
-from wellcond.sites.site import ModelSites, SiteFinder
+from wellcond.sites.site import Layout, ModelSites, SiteFinder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,10 +21,14 @@ class AttentionKind:
         heads: attribute with the number of heads; dots descend (``"config.num_attention_heads"``).
         outputs: path of the module whose *input* is the heads' outputs side by side, ``(..., N, heads·d_head)``;
             ``""``: they are the *output* of the attention module itself.
+        layout: axes there, ``"NHWC"`` where the tokens still lie in their grid.
+        over_channels: the softmax weighs channels (cross-covariance), so no mask of tokens fits the weights.
     """
 
     heads: str
     outputs: str
+    layout: Layout = "NLC"
+    over_channels: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +58,18 @@ class Registry:
 
         return enter
 
-    def attention(self, name: str, *, heads: str, outputs: str) -> None:
-        """Enter a class of self-attention modules."""
+    def attention(
+        self,
+        name: str,
+        *,
+        heads: str,
+        outputs: str,
+        layout: Layout = "NLC",
+        over_channels: bool = False,
+    ) -> None:
+        """Enter a class of self-attention modules, see `AttentionKind`."""
         _refuse_collision(name, self.attentions)
-        self.attentions[name] = AttentionKind(heads, outputs)
+        self.attentions[name] = AttentionKind(heads, outputs, layout, over_channels)
 
     def known_models(self, model: nn.Module) -> list[Found]:
         """The outermost known models inside ``model``, in order of definition."""
@@ -67,8 +79,9 @@ class Registry:
             if inside_one:
                 continue
             name = next((name for name in class_paths(module) if name in self.models), None)
-            if name is not None:
-                found.append(Found(path, module, self.models[name](module)))
+            sites = self.models[name](module) if name is not None else None
+            if sites is not None:
+                found.append(Found(path, module, sites))
         return found
 
     def attention_modules(self, model: nn.Module) -> list[tuple[str, nn.Module, AttentionKind]]:
@@ -87,6 +100,10 @@ def class_paths(module: nn.Module) -> Iterator[str]:
         yield f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _refuse_collision(name: str, entries: dict[str, object] | dict[str, SiteFinder] | dict[str, AttentionKind]) -> None:
+def _refuse_collision(
+    name: str, entries: dict[str, object] | dict[str, SiteFinder] | dict[str, AttentionKind]
+) -> None:
     if name in entries:
-        raise ValueError(f"{name} is registered already; subclass it, or register your own class under its own path")
+        raise ValueError(
+            f"{name} is registered already; subclass it, or register your own class under its own path"
+        )

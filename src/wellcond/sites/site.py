@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from wellcond.linalg import choose
 
@@ -26,16 +28,22 @@ class Site:
             any leading axes, ``(..., N, d)``.
         key: where the tokens are in a tuple (int), a mapping or keyword arguments (str); None: the value
             itself, or the first argument.
+        prefix: how many tokens come before the first position (class and register tokens).
+        patch: pixels of an image per token, (height, width); None where tokens are not patches.
     """
 
     module: str
     side: Side = "output"
     layout: Layout = "NLC"
     key: int | str | None = None
+    prefix: int = 0
+    patch: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         choose("layout", self.layout, Layout)
         choose("side", self.side, Side)
+        if self.patch is not None:  # JSON knows lists only
+            object.__setattr__(self, "patch", tuple(self.patch))
 
     def below(self, prefix: str) -> Site:
         """The same site seen from a model that holds this one under ``prefix``."""
@@ -70,6 +78,33 @@ class Site:
             tokens = tokens.transpose(0, 1)
         return tokens.reshape(like.shape).to(like.dtype)
 
+    def token_mask(self, mask: Tensor, tokens: Tensor) -> Tensor:
+        """A mask over positions ``(B, N)`` or pixels ``(B, H, W)`` as one over these tokens ``(B, N, d)``.
+
+        A patch with any real pixel is a real token; prefix tokens are always real. Raises ValueError where
+        the mask does not fit.
+
+        >>> import torch
+        >>> pixels = torch.zeros(1, 4, 8, dtype=torch.bool)
+        >>> pixels[:, :3, :5] = True
+        >>> Site("", patch=(2, 2), prefix=1).token_mask(pixels, torch.zeros(1, 9, 3)).tolist()
+        [[True, True, True, True, False, True, True, True, False]]
+        """
+        n = tokens.shape[-2]
+        positions = mask
+        if mask.ndim == 3 and self.patch is not None:
+            pooled = functional.max_pool2d(mask[:, None].float(), self.patch, ceil_mode=True)
+            positions = pooled.flatten(1) > 0
+        if positions.shape[-1] == n - self.prefix and self.prefix:
+            ahead = positions.new_ones(*positions.shape[:-1], self.prefix)
+            positions = torch.cat([ahead, positions], -1)
+        if positions.shape != tokens.shape[:-1]:
+            raise ValueError(
+                f"a padding mask of shape {tuple(mask.shape)} does not fit the tokens at site {self.module!r}, "
+                f"shape {tuple(tokens.shape)} with {self.prefix} prefix tokens and patches of {self.patch} pixels"
+            )
+        return positions
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelSites:
@@ -79,8 +114,11 @@ class ModelSites:
         input: what enters the first block, after positions are added.
         tokens: the tokens before positions are added; None where the model has no such place.
         causal: a token never sees later ones.
-        arguments: names of arguments of the model's ``forward`` that ``mask`` reads.
-        mask: from those arguments to a ``(B, N)`` mask, True = real; a module-level function (it is pickled).
+        arguments: names of arguments of the model's ``forward`` that ``mask`` and ``causal_call`` read.
+        output_of: path of a submodule whose output they read under the name ``"output"``, in place of arguments.
+        mask: from those to a mask of positions ``(B, N)`` or pixels ``(B, H, W)``, True = real, or None; a
+            module-level function (it is pickled).
+        causal_call: from those to whether this call hides later tokens, where only the call decides.
         table: path of the token embedding; None where there is none.
         positions: path of the position embedding, a parameter or an ``nn.Embedding``; None where there is none.
     """
@@ -89,9 +127,12 @@ class ModelSites:
     tokens: Site | None = None
     causal: bool = False
     arguments: tuple[str, ...] = ()
+    output_of: str | None = None
     mask: MaskReader | None = None
+    causal_call: Callable[[Mapping[str, Any]], bool] | None = None
     table: str | None = None
     positions: str | None = None
 
 
-SiteFinder = Callable[[nn.Module], ModelSites]
+SiteFinder = Callable[[nn.Module], ModelSites | None]
+"""Where the sites of a module of a registered class are; None: this one holds no transformer of its own."""

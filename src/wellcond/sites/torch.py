@@ -1,4 +1,4 @@
-"""torch.nn: the encoder that ships with PyTorch."""
+"""torch.nn: the encoder and the attention that ship with PyTorch."""
 
 from __future__ import annotations
 
@@ -13,32 +13,45 @@ from wellcond.sites.site import ModelSites, Site
 
 
 def register(registry: Registry) -> None:
-    """Enter ``nn.TransformerEncoder``."""
+    """Enter ``nn.TransformerEncoder`` (also inside ``nn.Transformer``) and ``nn.MultiheadAttention``."""
     registry.model("torch.nn.modules.transformer.TransformerEncoder")(transformer_encoder)
+    registry.attention(
+        "torch.nn.modules.activation.MultiheadAttention", heads="num_heads", outputs="out_proj"
+    )
 
 
 def transformer_encoder(model: nn.Module) -> ModelSites:
-    """The encoder's own input: before the fast path turns it into a nested tensor."""
-    batch_first = model.get_submodule("layers.0.self_attn").batch_first
+    """The encoder's own input: before the fast path turns it into a nested tensor.
+
+    Positions, if any, were added by whoever calls the encoder. Whether it is causal is decided by each call.
+    """
+    layers = model.get_submodule("layers")
+    attention = getattr(next(iter(layers.children()), None), "self_attn", None)
+    if attention is None:
+        raise ValueError(
+            "this nn.TransformerEncoder has no layers, or layers without self_attn, so that the order of its axes "
+            "is unknown; name the module that returns the tokens: condition_(model, site=..., layout=...)"
+        )
     return ModelSites(
-        input=Site("", side="input", layout="NLC" if batch_first else "LNC", key="src"),
+        input=Site("", side="input", layout="NLC" if attention.batch_first else "LNC", key="src"),
         arguments=("src", "mask", "src_key_padding_mask", "is_causal"),
         mask=real_source_tokens,
+        causal_call=is_causal_call,
     )
 
 
 def real_source_tokens(call: Mapping[str, Any]) -> Tensor | None:
-    """``src_key_padding_mask`` turned round (True = real); a causal call has no honest sample scope and raises."""
-    attention = call.get("mask")
-    if call.get("is_causal") or (attention is not None and hides_the_future(attention)):
-        raise ValueError(
-            "this nn.TransformerEncoder is called with a causal mask: conditioning the whole sequence would show "
-            "every token the future; pass allow_leak=True if that is what you want to measure"
-        )
-    padding = call.get("src_key_padding_mask")
+    """``src_key_padding_mask``, bool or additive, turned round: True = real."""
+    padding: Tensor | None = call.get("src_key_padding_mask")
     if padding is None:
         return None
     return ~padding if padding.dtype == torch.bool else padding == 0
+
+
+def is_causal_call(call: Mapping[str, Any]) -> bool:
+    """Whether an encoder call says ``is_causal`` or its ``mask`` hides the later tokens."""
+    attention = call.get("mask")
+    return bool(call.get("is_causal")) or (attention is not None and hides_the_future(attention))
 
 
 def hides_the_future(mask: Tensor) -> bool:
