@@ -23,12 +23,14 @@ class AttentionKind:
             ``""``: they are the *output* of the attention module itself.
         layout: axes there, ``"NHWC"`` where the tokens still lie in their grid.
         over_channels: the softmax weighs channels (cross-covariance), so no mask of tokens fits the weights.
+        weights: whether the layer has one softmax matrix at all; a product of several kernels (Nyström) has none.
     """
 
     heads: str
     outputs: str
     layout: Layout = "NLC"
     over_channels: bool = False
+    weights: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +68,11 @@ class Registry:
         outputs: str,
         layout: Layout = "NLC",
         over_channels: bool = False,
+        weights: bool = True,
     ) -> None:
         """Enter a class of self-attention modules, see `AttentionKind`."""
         _refuse_collision(name, self.attentions)
-        self.attentions[name] = AttentionKind(heads, outputs, layout, over_channels)
+        self.attentions[name] = AttentionKind(heads, outputs, layout, over_channels, weights)
 
     def known_models(self, model: nn.Module) -> list[Found]:
         """The outermost known models inside ``model``, in order of definition."""

@@ -15,6 +15,8 @@ from wellcond.linalg import choose
 Layout = Literal["NLC", "LNC", "NHWC", "NCHW"]
 Side = Literal["input", "output"]
 MaskReader = Callable[[Mapping[str, Any]], Tensor | None]
+RowReader = Callable[[Mapping[str, Any], int], Tensor | None]
+Placement = Literal["input", "tokens"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +121,14 @@ class ModelSites:
         mask: from those to a mask of positions ``(B, N)`` or pixels ``(B, H, W)``, True = real, or None; a
             module-level function (it is pickled).
         causal_call: from those to whether this call hides later tokens, where only the call decides.
+        past: from those to the number of tokens that a key-value cache holds before this call's.
+        rows: from those and the number of tokens N to the positions ``(B or 1, N)`` the model gives them, −1 for
+            none; its result None: 0, 1, 2, …. The reader None: real tokens are counted, padding has no position.
+        ready: argument that carries tokens looked up by the caller, in place of the output of the table.
         table: path of the token embedding; None where there is none.
         positions: path of the position embedding, a parameter or an ``nn.Embedding``; None where there is none.
+        folds: for each placement where tokens and positions are only added to each other from there on: the row of
+            the position embedding that token 0 gets.
     """
 
     input: Site
@@ -130,8 +138,12 @@ class ModelSites:
     output_of: str | None = None
     mask: MaskReader | None = None
     causal_call: Callable[[Mapping[str, Any]], bool] | None = None
+    past: Callable[[Mapping[str, Any]], int] | None = None
+    rows: RowReader | None = None
+    ready: str | None = None
     table: str | None = None
     positions: str | None = None
+    folds: Mapping[Placement, int] = dataclasses.field(default_factory=dict)
 
 
 SiteFinder = Callable[[nn.Module], ModelSites | None]
