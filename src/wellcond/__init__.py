@@ -14,3 +14,22 @@ from wellcond.monitor import ConditioningMonitor, Row, measure
 from wellcond.tokens import TokenConditioner, conditioned_tokens, correction
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "ConditionHandle",
+    "ConditioningConfig",
+    "ConditioningMonitor",
+    "Row",
+    "TokenConditioner",
+    "condition_",
+    "condition_number",
+    "conditioned_tokens",
+    "correction",
+    "is_conditioned",
+    "measure",
+    "polar",
+    "remove_",
+    "restore_",
+    "save_config",
+    "spectrum",
+]
