@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from torch import nn
 
 from wellcond.config import ConditioningConfig, Placement
-from wellcond.hooks import ReachedCheck, TokenHook, capture_for, token_hooks
+from wellcond.hooks import ReachedCheck, TokenHook, capture_for, drop_compiled_code, token_hooks
+from wellcond.memory import Memory, Record, forget, recall, warn_unlike
 from wellcond.sites import REGISTRY, Found, Layout, Site
+from wellcond.static import PositionCode, StaticHook
+from wellcond.table import TableConditioner, TableHook
 from wellcond.tokens import TokenConditioner
 
 CONFIG_FILE = "wellcond.json"
@@ -25,7 +27,17 @@ class ConditionHandle:
     def __init__(self, model: nn.Module, hook: TokenHook) -> None:
         self.model = model
         self.sites: tuple[Site, ...] = (hook.site,)
-        self.config = hook.config
+        self._hook = hook
+
+    @property
+    def config(self) -> ConditioningConfig | None:
+        """The options in force: the scope that was chosen, σ₁ once calibrated. None for a control."""
+        return self._hook.config
+
+    @property
+    def leaks(self) -> bool:
+        """Whether tokens see later ones although their model is causal (``allow_leak=True``)."""
+        return self._hook.leaks
 
     def remove(self) -> None:
         """Take the conditioning off again; outputs are bit-equal to those before. Twice is harmless."""
@@ -79,7 +91,12 @@ def condition_(
     False
     """
     config = config or ConditioningConfig()
-    return attach_(model, TokenConditioner(config), config, config.placement, site=site, layout=layout)
+    _refuse_second(model)
+    target = Target.of(model, config.placement, site, layout)
+    config = dataclasses.replace(config, scope=config.scope or ("table" if target.causal else "sample"))
+    warn_unlike(model, config)
+    assert config.scope is not None
+    return _finish(target, SCOPES[config.scope](target, config))
 
 
 def attach_(
@@ -95,18 +112,123 @@ def attach_(
 
     ``config`` is None for a transform that does not condition. Raises as `condition_`.
     """
+    _refuse_second(model)
+    target = Target.of(model, placement, site, layout)
+    return _finish(target, target.hook(TokenHook, transform, config))
+
+
+def _refuse_second(model: nn.Module) -> None:
     if token_hooks(model):
         raise ValueError(
             f"tokens of this {type(model).__name__} are conditioned already at "
             f"{[hook.site.module for hook in token_hooks(model)]}; call wellcond.remove_(model) first"
         )
-    found, place = _resolve(model, placement, site, layout)
-    capture = capture_for(found) if found is not None else None
-    known = found.sites if found is not None else None
-    hook = TokenHook(model.get_submodule(place.module), place, transform, config, known, capture)
-    hook.check = ReachedCheck(found.module if found is not None else model, hook)
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Where a correction goes.
+
+    Attributes:
+        model: the model that was handed in.
+        found: the known model inside it; None where the caller named a site.
+        place: where the tokens pass, seen from ``model``.
+        causal: whether the tokens there never see later ones.
+    """
+
+    model: nn.Module
+    found: Found | None
+    place: Site
+    causal: bool
+
+    @classmethod
+    def of(cls, model: nn.Module, placement: Placement, site: str | None, layout: Layout | None) -> Target:
+        """The target of `condition_`'s arguments; ValueError where there is none."""
+        found, place = _resolve(model, placement, site, layout)
+        around = [found] if found is not None else REGISTRY.known_models(model)
+        causal = any(f.sites.causal and is_below(place.module, f.path) for f in around)
+        return cls(model, found, place, causal)
+
+    def hook(
+        self,
+        kind: type[TokenHook],
+        transform: nn.Module,
+        config: ConditioningConfig | None,
+        place: Site | None = None,
+        *,
+        ready: bool = True,
+    ) -> TokenHook:
+        """A hook of a kind at ``place``; with ``ready``, also on tokens that the caller looked up."""
+        place = place or self.place
+        known, capture = None, None
+        if self.found is not None:
+            known, capture = self.found.sites, capture_for(self.found)
+        hook = kind(self.model.get_submodule(place.module), place, transform, config, known, capture)
+        hook.leaks = self.causal and config is not None and config.scope == "sample"
+        if ready and self.found is not None and self.found.sites.ready is not None and self.at_table(place):
+            hook.take_ready(self.found.module)
+        return hook
+
+    def at_table(self, place: Site) -> bool:
+        """Whether the tokens at ``place`` are what the token embedding returns, so that a caller may bring them."""
+        assert self.found is not None
+        table = self.found.sites.table
+        return table is not None and place == Site(table).below(self.found.path)
+
+
+def sample_scope(target: Target, config: ConditioningConfig) -> TokenHook:
+    """Each image or sequence on its own; refused where that shows tokens the future."""
+    if target.causal and not config.allow_leak:
+        raise ValueError(
+            f"this {type(target.model).__name__} is causal: scope='sample' computes the correction from the whole "
+            f"sequence, so every token would see the future, and a lower training loss would not be real. Use "
+            f"scope='table' (the default here) or 'static'; allow_leak=True lets it happen, and says so in every report"
+        )
+    return target.hook(TokenHook, TokenConditioner(config), config)
+
+
+def table_scope(target: Target, config: ConditioningConfig) -> TokenHook:
+    """The token embedding, wherever the model's tokens are read; or the ``nn.Embedding`` named as site."""
+    if target.found is None:
+        place = target.place
+    elif target.found.sites.table is not None:
+        place = Site(target.found.sites.table).below(target.found.path)
+    else:
+        raise ValueError(
+            f"{type(target.found.module).__name__} has no token embedding: scope='table' is for language models; "
+            f"use scope='sample' or 'static'"
+        )
+    table = target.model.get_submodule(place.module)
+    if not isinstance(table, nn.Embedding):
+        raise ValueError(
+            f"scope='table' conditions an nn.Embedding, but {place.module!r} is a {type(table).__name__}; name the "
+            f"embedding with site="
+        )
+    return target.hook(TableHook, TableConditioner(config), config, place, ready=False)
+
+
+def static_scope(target: Target, config: ConditioningConfig) -> TokenHook:
+    """A fixed code of the position."""
+    return target.hook(StaticHook, PositionCode(config), config)
+
+
+SCOPES: dict[str, Callable[[Target, ConditioningConfig], TokenHook]] = {
+    "sample": sample_scope,
+    "table": table_scope,
+    "static": static_scope,
+}
+
+
+def _finish(target: Target, hook: TokenHook) -> ConditionHandle:
+    found = target.found
+    hook.check = ReachedCheck(found.module if found is not None else target.model, hook)
+    if hook.config is not None:
+        hook.memory = Memory(
+            target.model, hook.site, type(found.module).__name__ if found is not None else None
+        )
+        hook.remember()
     drop_compiled_code()
-    return ConditionHandle(model, hook)
+    return ConditionHandle(target.model, hook)
 
 
 def is_conditioned(model: nn.Module) -> bool:
@@ -114,8 +236,19 @@ def is_conditioned(model: nn.Module) -> bool:
     return any(hook.config is not None for hook in token_hooks(model))
 
 
+def leaks(model: nn.Module) -> bool:
+    """Whether ``model`` is conditioned so that tokens see later ones although it is causal (``allow_leak=True``).
+
+    An ``nn.TransformerEncoder``, which is causal only by its calls, is known to leak once it was called so.
+    """
+    return any(hook.leaks for hook in token_hooks(model))
+
+
 def remove_(model: nn.Module) -> None:
     """Take off whatever `condition_` put on; nothing happens if there is nothing.
+
+    Of a Hugging Face model that was loaded from a conditioned checkpoint and is not conditioned, it takes the record
+    in ``model.config`` away, and with it the warning.
 
     >>> from torch import nn
     >>> remove_(nn.Linear(2, 2))
@@ -123,52 +256,92 @@ def remove_(model: nn.Module) -> None:
     hooks = token_hooks(model)
     for hook in hooks:
         hook.remove()
+    forget(model)
     if hooks:
         drop_compiled_code()
+
+
+def record_of(model: nn.Module) -> Record | None:
+    """How ``model`` is conditioned; None if it is not."""
+    for hook in token_hooks(model):
+        if hook.config is not None:
+            assert hook.memory is not None
+            return Record(hook.config, hook.site, hook.memory.known)
+    return None
+
+
+def warn_if_forgotten(model: nn.Module) -> None:
+    """Warn if ``model`` was loaded from a conditioned Hugging Face checkpoint but is not conditioned (so).
+
+    transformers does not know of wellcond, so ``from_pretrained`` itself is silent. This check runs in `measure`,
+    `ConditioningMonitor`, `condition_` (if the options differ), `leak` and `save_config`; call it yourself after
+    loading, or load with `restore_`.
+
+    >>> warn_if_forgotten(nn.Linear(2, 2))
+    """
+    record = record_of(model)
+    warn_unlike(model, None if record is None else record.config)
 
 
 def save_config(model: nn.Module, directory: str | Path) -> Path:
     """Write how ``model`` is conditioned to ``directory/wellcond.json``, beside its checkpoint.
 
+    A Hugging Face model needs it not: its ``save_pretrained`` writes the same record into ``config.json``.
+
     Raises ValueError if it is not conditioned. Returns the path of the file.
     """
-    hooks = [hook for hook in token_hooks(model) if hook.config is not None]
-    if not hooks:
+    record = record_of(model)
+    if record is None:
+        warn_if_forgotten(model)
         raise ValueError(f"this {type(model).__name__} is not conditioned; there is nothing to save")
     path = Path(directory) / CONFIG_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    config = hooks[0].config
-    assert config is not None
-    record = {"config": config.to_dict(), "site": dataclasses.asdict(hooks[0].site)}
-    path.write_text(json.dumps(record, indent=2) + "\n")
+    path.write_text(json.dumps(record.to_dict(), indent=2) + "\n")
     return path
 
 
-def restore_(model: nn.Module, directory: str | Path) -> ConditionHandle:
-    """Condition ``model`` the way the checkpoint in ``directory`` was (`save_config`).
+def restore_(model: nn.Module, directory: str | Path | None = None) -> ConditionHandle:
+    """Condition ``model`` the way its checkpoint was.
+
+    Args:
+        directory: where `save_config` wrote ``wellcond.json``; None for a Hugging Face model, whose own configuration
+            remembers.
 
     Raises:
         FileNotFoundError: no ``wellcond.json`` there.
-        ValueError: the file is not readable, names a site that this model does not have, or as `condition_`.
+        ValueError: the record is not readable, there is none in ``model.config``, it is of another kind of model or
+            names a site that this model does not have, or as `condition_`.
     """
-    path = Path(directory) / CONFIG_FILE
+    if directory is None:
+        record, source = recall(model), "model.config.wellcond"
+        if record is None:
+            raise ValueError(
+                f"this {type(model).__name__} has no record of a conditioning in its configuration: it was not loaded "
+                f"from a conditioned Hugging Face checkpoint. If its folder has a {CONFIG_FILE}, call "
+                f"wellcond.restore_(model, folder); if it was trained conditioned, wellcond.condition_(model, config)"
+            )
+    else:
+        record, source = _read_record(Path(directory) / CONFIG_FILE), str(Path(directory) / CONFIG_FILE)
+    _refuse_second(model)
+    if record.model is None:
+        return condition_(model, record.config, site=record.site.module, layout=record.site.layout)
+    kind = type(find_known(model).module).__name__
+    if kind != record.model:
+        raise ValueError(f"{source} is of a {record.model}, but this {type(model).__name__} holds a {kind}")
+    return condition_(model, record.config)
+
+
+def _read_record(path: Path) -> Record:
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} does not exist: that checkpoint was not saved with wellcond.save_config; "
-            f"if it was trained conditioned, call wellcond.condition_(model, config) with the same config"
+            f"{path} does not exist: that checkpoint was not saved with wellcond.save_config. A Hugging Face model "
+            f"remembers in its config.json: wellcond.restore_(model). If it was trained conditioned, call "
+            f"wellcond.condition_(model, config) with the same config"
         )
     try:
-        record: dict[str, Any] = json.loads(path.read_text())
-        config = ConditioningConfig.from_dict(record["config"])
-        place = Site(**record["site"])
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        return Record.from_dict(json.loads(path.read_text()))
+    except ValueError as error:
         raise ValueError(f"{path} is not a wellcond configuration: {error}") from error
-    found, usual = _resolve_known(model, config.placement)
-    if found is not None and usual is not None and usual == place:
-        return condition_(model, config)
-    if place.side == "output" and place.key is None:
-        return condition_(model, config, site=place.module, layout=place.layout)
-    raise ValueError(f"{path} conditions {place}, but this {type(model).__name__} has {usual}")
 
 
 # ------------------------------------------------------------------------------------------- finding sites
@@ -210,11 +383,6 @@ def _resolve(
     return None, Site(site, layout=layout or "NLC")
 
 
-def _resolve_known(model: nn.Module, placement: Placement) -> tuple[Found | None, Site | None]:
-    found = REGISTRY.known_models(model)
-    return (found[0], place_of(found[0], placement)) if len(found) == 1 else (None, None)
-
-
 def place_of(found: Found, placement: Placement) -> Site:
     """The site of a placement, seen from the outer model; ValueError where the model has no such place."""
     place = found.sites.input if placement == "input" else found.sites.tokens
@@ -233,9 +401,10 @@ def _close_names(model: nn.Module, name: str) -> list[str]:
     return difflib.get_close_matches(name, names, n=5, cutoff=0.3) or names[:10]
 
 
-def drop_compiled_code() -> None:
-    """Dynamo does not guard on hooks: what it compiled before would go on without, or with, the correction."""
-    if "torch._dynamo" in sys.modules:
-        import torch._dynamo
+def is_below(path: str, root: str) -> bool:
+    """Whether a module path lies at or below another.
 
-        torch._dynamo.reset()
+    >>> is_below("bert.embeddings", "bert"), is_below("bertha", "bert"), is_below("x", "")
+    (True, False, True)
+    """
+    return not root or path == root or path.startswith(root + ".")

@@ -7,15 +7,17 @@ so the copy of a conditioned model is conditioned by hooks of its own, and they 
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from wellcond.config import ConditioningConfig
+from wellcond.memory import Memory
 from wellcond.sites import Found, ModelSites, Site
 
 
@@ -25,11 +27,13 @@ class CallCapture:
     handle: RemovableHandle
 
     def __init__(self, module: nn.Module, names: tuple[str, ...]) -> None:
-        order = list(inspect.signature(module.forward).parameters)
+        parameters = inspect.signature(module.forward).parameters
+        order = list(parameters)
+        takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
         missing = [name for name in names if name not in order]
-        if missing:
+        if missing and not takes_any:
             raise ValueError(f"{type(module).__name__}.forward has no argument {missing}; it has {order}")
-        self.index = {name: order.index(name) for name in names}
+        self.index = {name: order.index(name) if name in order else len(order) for name in names}
         self.values: dict[str, Any] = {}
         self.attach(module)
         self.release = Release(module, self)
@@ -65,7 +69,7 @@ def capture_for(found: Found) -> CallCapture | OutputCapture | None:
     """What must be kept of each call of a known model, so that its mask can be read; None if nothing."""
     if found.sites.output_of is not None:
         return OutputCapture(found.module, found.sites.output_of)
-    if found.sites.mask is not None or found.sites.causal_call is not None:
+    if found.sites.arguments:
         return CallCapture(found.module, found.sites.arguments)
     return None
 
@@ -111,11 +115,15 @@ class ReachedCheck:
 class TokenHook:
     """Replaces the tokens at one site by ``transform(tokens, mask)``.
 
+    Where a model can be handed tokens that its caller looked up (``inputs_embeds``), the site is the output of the
+    table or, in such a call, that argument; then what the table does outside a call of the model is let be.
+
     Attributes:
         site: where, relative to the model it was attached to.
         transform: a module ``(x (..., N, d), mask (..., N) | None) -> (..., N, d)``.
         config: the configuration if the transform conditions; None for a control.
         calls: how often it ran in eager mode, for checks that it ran at all.
+        leaks: whether tokens see later ones although their model is causal.
     """
 
     def __init__(
@@ -131,9 +139,11 @@ class TokenHook:
         self.transform = transform
         self.config = config
         self.capture = capture
-        self.mask_reader = known.mask if known is not None and capture is not None else None
-        self.causal_call = known.causal_call if known is not None and capture is not None else None
+        self.known = known if capture is not None else None
         self.calls = 0
+        self.leaks = known is not None and known.causal and config is not None and config.scope == "sample"
+        self.ready: RemovableHandle | None = None
+        self.memory: Memory | None = None
         self.check: ReachedCheck | None = None
         self.handle: RemovableHandle = (
             module.register_forward_pre_hook(self.replace_input, with_kwargs=True)
@@ -141,48 +151,101 @@ class TokenHook:
             else module.register_forward_hook(self.replace_output)
         )
 
+    def take_ready(self, model: nn.Module) -> None:
+        """Also take the tokens that a call of ``model``, whose arguments are captured, brings along."""
+        self.ready = model.register_forward_pre_hook(self.replace_ready, with_kwargs=True)
+
+    def replace_ready(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        assert self.known is not None
+        assert self.known.ready is not None
+        assert isinstance(self.capture, CallCapture)
+        name, i = self.known.ready, self.capture.index[self.known.ready]
+        tokens = self.capture.values.get(name)
+        if tokens is None:
+            return None
+        tokens = self.replace_tensor(tokens, model, args)
+        if i < len(args):
+            return (*args[:i], tokens, *args[i + 1 :]), kwargs
+        return args, {**kwargs, name: tokens}
+
     def replace_output(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        return replace(output, self.site.key, self.replace_tensor)
+        if self.ready is not None and self.capture is not None and not self.capture.values:
+            return output
+        return replace(output, self.site.key, lambda tokens: self.replace_tensor(tokens, module, args))
 
     def replace_input(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         key = self.site.key
         if isinstance(key, str) and key in kwargs:
-            return args, {**kwargs, key: self.replace_tensor(kwargs[key])}
+            return args, {**kwargs, key: self.replace_tensor(kwargs[key], module, args)}
         if not args:
             if key is None and len(kwargs) >= 1:
                 name = next(iter(kwargs))
-                return args, {**kwargs, name: self.replace_tensor(kwargs[name])}
+                return args, {**kwargs, name: self.replace_tensor(kwargs[name], module, args)}
             raise ValueError(f"site {self.site.module!r} was called without tokens: {sorted(kwargs)}")
         i = key if isinstance(key, int) else 0
-        return (*args[:i], self.replace_tensor(args[i]), *args[i + 1 :]), kwargs
+        return (*args[:i], self.replace_tensor(args[i], module, args), *args[i + 1 :]), kwargs
 
-    def replace_tensor(self, tensor: Tensor) -> Tensor:
+    def replace_tensor(self, tensor: Tensor, module: nn.Module, args: tuple[Any, ...]) -> Tensor:
         if not torch.compiler.is_compiling():
             self.calls += 1
         tokens = self.site.as_tokens(tensor)
+        return self.site.as_tensor(self.condition(tokens, module, args), tensor)
+
+    def condition(self, tokens: Tensor, module: nn.Module, args: tuple[Any, ...]) -> Tensor:
+        """What becomes of ``(..., N, d)`` tokens; ``module`` and ``args`` are the call at the site."""
         self.refuse_leak()
-        mask = self.mask_reader(self.capture.values) if self.mask_reader and self.capture else None
-        if mask is not None:
-            mask = self.site.token_mask(mask, tokens)
-        return self.site.as_tensor(self.transform(tokens, mask), tensor)
+        return cast(Tensor, self.transform(tokens, self.mask_of(tokens)))
+
+    def mask_of(self, tokens: Tensor) -> Tensor | None:
+        """The padding mask ``(..., N)`` of this call, None if there is none."""
+        if self.known is None or self.known.mask is None:
+            return None
+        mask = self.known.mask(self.call())
+        return None if mask is None else self.site.token_mask(mask, tokens)
+
+    def call(self) -> Mapping[str, Any]:
+        """What was captured of the call in progress."""
+        assert self.capture is not None
+        if not self.capture.values:
+            raise RuntimeError(
+                f"site {self.site.module!r} was reached outside a call of its model, so that its padding and "
+                f"positions are unknown. If gradient checkpointing computes it again in the backward pass, "
+                f"turn that off for this model, or use scope='table', which needs neither"
+            )
+        return self.capture.values
 
     def refuse_leak(self) -> None:
-        """Raise if this call hides later tokens while the correction, computed from all of them, would show them."""
-        config = self.config
-        if config is None or config.allow_leak or config.scope not in (None, "sample"):
+        """Raise where the correction, computed from all tokens of this call, would tell some of them of later ones."""
+        if self.config is None or self.config.scope not in (None, "sample") or self.known is None:
             return
-        if self.causal_call and self.capture and self.causal_call(self.capture.values):
+        if self.known.causal and self.known.past is not None and self.known.past(self.call()):
+            raise ValueError(
+                "scope='sample' computes the correction from the whole sequence, of which a key-value cache holds "
+                "only a part: call with use_cache=False, or use scope='table' or 'static'"
+            )
+        if self.known.causal_call is None or not self.known.causal_call(self.call()):
+            return
+        if not self.config.allow_leak:
             raise ValueError(
                 f"this call hides later tokens (a causal mask), but scope='sample' computes the correction at "
                 f"{self.site.module!r} from the whole sequence and would show every token the future; "
                 f"scope='static' does not, and allow_leak=True lets it happen"
             )
+        self.leaks = True
+
+    def remember(self) -> None:
+        """Write the configuration where a checkpoint of the model will carry it."""
+        if self.memory is not None and self.config is not None:
+            self.memory.write(self.config)
 
     def remove(self) -> None:
-        self.handle.remove()
-        for companion in (self.capture, self.check):
+        if self.memory is not None:
+            self.memory.erase()
+        for companion in (self.handle, self.ready, self.capture, self.check):
             if companion is not None:
                 companion.remove()
 
@@ -205,6 +268,14 @@ def token_hooks(model: nn.Module) -> list[TokenHook]:
     for module in model.modules():
         for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
             owner = getattr(hook, "__self__", None)
-            if isinstance(owner, TokenHook):
+            if isinstance(owner, TokenHook) and owner not in hooks:
                 hooks.append(owner)
     return hooks
+
+
+def drop_compiled_code() -> None:
+    """Dynamo does not guard on hooks: what it compiled before would go on without, or with, the correction."""
+    if "torch._dynamo" in sys.modules:
+        import torch._dynamo
+
+        torch._dynamo.reset()

@@ -13,8 +13,8 @@ from torch import nn
 import wellcond as wc
 from wellcond.monitor import JsonLines, read_lines
 from wellcond.monitor.attention import AttentionReader, attention_weights
-from wellcond.monitor.measuring import undisturbed
 from wellcond.monitor.rows import read, summarise
+from wellcond.running import undisturbed
 from wellcond.sites import AttentionKind
 
 

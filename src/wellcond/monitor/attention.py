@@ -61,6 +61,8 @@ class AttentionReader:
 
     def read_weights(self, weights: Tensor) -> None:
         """Softmax matrices ``(B, heads, N, N)`` or ``(B·heads, N, N)``; under a mask the block of real tokens."""
+        if not self.kind.weights:
+            return
         if weights.ndim == 3:
             weights = weights.reshape(-1, self.heads, *weights.shape[-2:])
         mask = None if self.kind.over_channels else self.mask_for(weights)

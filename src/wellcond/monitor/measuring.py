@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from wellcond.attach import find_known, place_of
+from wellcond.attach import find_known, place_of, warn_if_forgotten
 from wellcond.hooks import CallCapture, OutputCapture, TokenHook, capture_for, token_hooks
 from wellcond.monitor.attention import AttentionReader, AttentionWatch
 from wellcond.monitor.rows import Reading, Row, read, summarise
+from wellcond.running import call_model, undisturbed
 from wellcond.sites import REGISTRY, Site
 
 
@@ -48,6 +46,7 @@ def measure(model: nn.Module, batch: Any, *, step: int = 0, weights: bool = True
     ('tokens', 5, 3)
     """
     inner = unwrapped(model)
+    warn_if_forgotten(inner)
     hooks = token_hooks(inner)
     probes = _Probes(inner, hooks)
     watched = {
@@ -58,7 +57,7 @@ def measure(model: nn.Module, batch: Any, *, step: int = 0, weights: bool = True
     calls = [hook.calls for hook in hooks]
     try:
         with undisturbed(inner), watch:
-            _call(inner, batch)
+            call_model(inner, batch)
     finally:
         watch.remove()
         probes.remove()
@@ -73,7 +72,10 @@ def measure(model: nn.Module, batch: Any, *, step: int = 0, weights: bool = True
 
 
 def _head_rows(reader: AttentionReader, step: int, layer: int, path: str, weights: bool) -> Iterator[Row]:
-    readings = {"attention.output": reader.outputs, "attention.weights": reader.weights if weights else ()}
+    readings = {
+        "attention.output": reader.outputs,
+        "attention.weights": reader.weights if weights and reader.kind.weights else (),
+    }
     for site, reading in readings.items():
         if reading is None:
             raise RuntimeError(
@@ -178,31 +180,3 @@ def unwrapped(model: nn.Module) -> nn.Module:
             model = model._orig_mod  # type: ignore[assignment]
         else:
             return model
-
-
-@contextlib.contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Eval mode, no gradients, eager; afterwards training flags and random state are what they were."""
-    training = {module: module.training for module in model.modules()}
-    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
-    eager = (
-        torch.compiler.set_stance("force_eager")
-        if "torch._dynamo" in sys.modules
-        else contextlib.nullcontext()
-    )
-    model.eval()
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[d for d in devices if d is not None]), eager:
-            yield
-    finally:
-        for module, flag in training.items():
-            module.training = flag
-
-
-def _call(model: nn.Module, batch: Any) -> None:
-    if isinstance(batch, Mapping):
-        model(**batch)
-    elif isinstance(batch, (tuple, list)):
-        model(*batch)
-    else:
-        model(batch)

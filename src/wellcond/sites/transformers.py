@@ -360,7 +360,7 @@ class RowsAfterPadding:
         self.start = start
 
     def __call__(self, call: Mapping[str, Any], n: int) -> Tensor | None:
-        ids = call.get("input_ids")
+        ids: Tensor | None = call.get("input_ids")
         if call.get("position_ids") is not None or ids is None:
             return given_rows(call, self.start)
         real = ids.ne(self.start - 1).long()
