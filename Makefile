@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 DONE   := $(VENV)/.installed
 
-.PHONY: demo test test-fast lint format docs clean
+.PHONY: demo test test-fast lint format docs models clean
 
 $(DONE): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -31,6 +31,10 @@ lint: $(DONE)
 format: $(DONE)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# docs/models.md is generated from the registry of models.
+models: $(DONE)
+	$(BIN)/python -m tests.sites.models
 
 clean:
 	rm -rf $(VENV) runs site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.sites import language
+
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 
@@ -198,4 +200,18 @@ MODELS: dict[str, Example] = {
     "torch TransformerEncoder, batch second": Example(
         lambda: Encoder(batch_first=False), sequences, padded=padded_sequences, layers="encoder.layers"
     ),
+    **{name: Example(**fields) for name, fields in language.EXAMPLES.items()},
 }
+
+
+def page() -> str:
+    """docs/models.md as it should be."""
+    from wellcond.sites import REGISTRY
+    from wellcond.sites.table import models_page
+
+    return models_page(REGISTRY, ((name, example.model()) for name, example in MODELS.items()))
+
+
+if __name__ == "__main__":
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page(), encoding="utf-8")
