@@ -52,9 +52,9 @@ def tangent_kernel(model: nn.Module, x: Tensor, *, chunk: int = 16) -> Tensor:
         SDPBackend.MATH
     ):  # the fused kernels have no batching rule: vmap would loop over samples
         jacobians = per_sample(parameters, x)
-    rows = None
+    rows: Tensor | None = None
     for jacobian in jacobians.values():  # (n, c, *shape): one parameter at a time, to hold no second copy
         flat = jacobian.flatten(2).flatten(0, 1).double()
         rows = flat @ flat.mT if rows is None else rows + flat @ flat.mT
     assert rows is not None
-    return torch.as_tensor((rows + rows.mT) / 2)
+    return (rows + rows.mT) / 2

@@ -249,11 +249,14 @@ def conditioned_bound(
     y = conditioned_or(conditioned, x)
     before, after = kappa(softmax_matrix(x, w_q, w_k)), kappa(softmax_matrix(y, w_q, w_k))
     k_x, k_y, k_v = kappa(x), kappa(y), kappa(w_v)
-    gain = k_x / max(2.0, k_y) if math.isfinite(k_x) else math.inf
-    met = math.isfinite(k_x) and after <= before * gain
-    reason = f"κ(S) {before:.4g} to {after:.4g}, allowed {before * gain:.4g}: assumption {'met' if met else 'not met'}"
-    if not math.isfinite(k_x):
-        reason = "X is rank-deficient, so that both bounds are infinite"
+    finite = math.isfinite(before * k_x)
+    allowed = before * k_x / max(2.0, k_y) if finite else math.inf
+    met = finite and after <= allowed
+    reason = (
+        f"κ(S) {before:.4g} to {after:.4g}, allowed {allowed:.4g}: assumption {'met' if met else 'not met'}"
+    )
+    if not finite:
+        reason = "X or S(X) is rank-deficient, so that the bound to compare with is infinite"
     return compare(
         "bound of A(X+C) ≤ bound of A(X)",
         "Theorem 4.5",
