@@ -304,3 +304,43 @@ def test_autocast(example: Example) -> None:
         assert (wc.spectrum(y, mask).kappa_pinv <= bound).all()
     assert bound.max() < 2.2
     assert all(grad.isfinite().all() for grad in grads.values())
+
+
+@contract
+def test_static(example: Example) -> None:
+    """The fixed correction at every site: calibrated, of the right size, seen in the output, removable."""
+    model, batch = example.model(), example.batch()
+    plain = outputs(model, batch)
+    handle = wc.condition_(model, wc.ConditioningConfig(scope="static"))
+    sigma = wc.calibrate_(model, [batch])
+    (hook,) = token_hooks(model)
+    seen = []
+    hook.transform.register_forward_hook(lambda module, args, y: seen.append((*args, y)))
+    assert differ(outputs(model, batch), plain)
+    ((x, *_, y),) = seen
+    blocks = -(-x.shape[-2] // x.shape[-1])  # Q is so many orthogonal matrices on top of each other
+    assert torch.linalg.matrix_norm((y - x).float(), 2).max() <= 1.001 * sigma * blocks**0.5
+    assert (y - x)[0].norm() > sigma
+    handle.remove()
+    assert same(outputs(model, batch), plain)
+
+
+@pytest.mark.parametrize("placement", ["input", "tokens"])
+@contract
+def test_fold(example: Example, placement: Any) -> None:
+    """Folding the fixed correction leaves outputs as they are, or is refused where there is nothing to fold into."""
+    model, batch = example.model(), example.batch()
+    sites = find_known(model).sites
+    if placement == "tokens" and sites.tokens is None:
+        pytest.skip("has no such placement")
+    wc.condition_(model, wc.ConditioningConfig(scope="static", placement=placement))
+    wc.calibrate_(model, [batch])
+    expected, keys = outputs(model, batch), list(model.state_dict())
+    if placement not in sites.folds:
+        with pytest.raises(ValueError, match="cannot be folded"):
+            wc.fold_(model)
+        return
+    wc.fold_(model)
+    assert not wc.is_conditioned(model)
+    assert list(model.state_dict()) == keys
+    assert same(outputs(model, batch), expected, 1e-5)

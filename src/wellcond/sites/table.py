@@ -1,4 +1,4 @@
-"""docs/models.md, written from the registry and from examples, so that the page cannot say what the code does not do."""
+"""docs/models.md, written from the registry, so that the page cannot say what the code does not do."""
 
 from __future__ import annotations
 

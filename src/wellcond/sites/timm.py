@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from wellcond.sites.registry import Registry, class_paths
-from wellcond.sites.site import ModelSites, Site
+from wellcond.sites.site import ModelSites, Placement, Site
 
 
 def register(registry: Registry) -> None:
@@ -32,8 +32,12 @@ def register(registry: Registry) -> None:
     for name in ("swin_transformer", "swin_transformer_v2", "davit"):
         registry.attention(models + name + ".WindowAttention", heads="num_heads", outputs="proj")
     registry.attention(models + "xcit.XCA", heads="num_heads", outputs="proj", over_channels=True)
-    registry.attention(models + "davit.ChannelAttention", heads="num_heads", outputs="proj", over_channels=True)
-    registry.attention(models + "davit.ChannelAttentionV2", heads="groups", outputs="proj", over_channels=True)
+    registry.attention(
+        models + "davit.ChannelAttention", heads="num_heads", outputs="proj", over_channels=True
+    )
+    registry.attention(
+        models + "davit.ChannelAttentionV2", heads="groups", outputs="proj", over_channels=True
+    )
     registry.attention(models + "volo.Attention", heads="num_heads", outputs="proj", layout="NHWC")
     # Not entered: class attention (XCiT, VOLO), whose weights are a single row per head, so that κ is 1 always
     # and would flatter every average; VOLO's outlook attention, which is not softmax(QKᵀ) of the tokens.
@@ -44,18 +48,22 @@ def vision_transformer(model: Any) -> ModelSites:
 
     ``norm_pre`` (an identity in most) returns exactly what the first block receives.
     """
-    embed, prefix = model.patch_embed, int(model.num_prefix_tokens)
+    embed, prefix, grid = model.patch_embed, int(model.num_prefix_tokens), bool(model.dynamic_img_size)
     patch = edges(getattr(embed, "patch_size", None))
-    has_positions = getattr(model, "pos_embed", None) is not None
-    one_row_per_token = not model.dynamic_img_size and not (model.no_embed_class and prefix)
+    at_blocks = Site("norm_pre", prefix=prefix, patch=patch)
+    if getattr(model, "pos_embed", None) is None:
+        return ModelSites(at_blocks)
+    shared = 0 if model.no_embed_class else prefix  # rows of the position embedding that prefix tokens have
+    folds: dict[Placement, int] = {}
+    if not grid:  # else rows are resampled to the size of each image
+        folds["tokens"] = shared
+        if isinstance(model.norm_pre, nn.Identity) and shared == prefix:
+            folds["input"] = 0
     return ModelSites(
-        input=Site("norm_pre", prefix=prefix, patch=patch),
-        tokens=Site("patch_embed", layout="NHWC" if model.dynamic_img_size else "NLC", patch=patch)
-        if has_positions
-        else None,
-        positions="pos_embed"
-        if has_positions and one_row_per_token and isinstance(model.norm_pre, nn.Identity)
-        else None,
+        input=at_blocks,
+        tokens=Site("patch_embed", layout="NHWC" if grid else "NLC", patch=patch),
+        positions="pos_embed",
+        folds=folds,
     )
 
 
@@ -90,7 +98,12 @@ def volo(model: Any) -> ModelSites:
     if model.pos_embed is None or len(model.network) <= 2:
         return ModelSites(embedded)
     coarse = tuple(edge * model.pooling_scale for edge in patch)
-    return ModelSites(input=Site("pos_drop", layout="NHWC", patch=coarse), tokens=embedded)
+    return ModelSites(
+        input=Site("pos_drop", layout="NHWC", patch=coarse),
+        tokens=embedded,
+        positions="pos_embed",
+        folds={"input": 0},
+    )
 
 
 HIERARCHIES: dict[str, Callable[[Any], ModelSites]] = {

@@ -52,6 +52,7 @@ def vision_transformer(model: Any) -> ModelSites:
         input=Site("encoder.dropout", prefix=1, patch=patch),
         tokens=Site("conv_proj", layout="NCHW", patch=patch),
         positions="encoder.pos_embedding",
+        folds={"input": 0, "tokens": 1},
     )
 
 
@@ -61,17 +62,13 @@ def swin_transformer(model: nn.Module) -> ModelSites:
     return ModelSites(Site("features.0", layout="NHWC", patch=tuple(convolution.stride)))
 
 
-def real_pixels(call: Mapping[str, Any]) -> Tensor | None:
-    """Which pixels of an ``ImageList`` belong to its images, ``(B, H, W)``; the rest was added to fill the batch.
-
-    None where the backbone was called by itself.
-    """
-    if "output" not in call:
-        return None
+def real_pixels(call: Mapping[str, Any]) -> Tensor:
+    """Which pixels of an ``ImageList`` belong to its images, ``(B, H, W)``; the rest was added to fill the batch."""
     images = call["output"][0]
     height, width = images.tensors.shape[-2:]
     device = images.tensors.device
     heights, widths = torch.tensor(images.image_sizes, device=device).unbind(-1)
     rows = torch.arange(height, device=device) < heights[:, None]
     columns = torch.arange(width, device=device) < widths[:, None]
-    return rows[:, :, None] & columns[:, None, :]
+    real: Tensor = rows[:, :, None] & columns[:, None, :]
+    return real
