@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 DONE   := $(VENV)/.installed
 
-.PHONY: demo test test-fast lint format docs models clean
+.PHONY: demo test test-fast lint format docs docs-figures models clean
 
 $(DONE): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -35,6 +35,12 @@ format: $(DONE)
 # docs/models.md is generated from the registry of models.
 models: $(DONE)
 	$(BIN)/python -m tests.sites.models
+
+docs: $(DONE)
+	$(BIN)/mkdocs build --strict
+
+docs-figures: $(DONE)
+	OMP_NUM_THREADS=1 $(BIN)/python docs/draw.py
 
 clean:
 	rm -rf $(VENV) runs site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
