@@ -84,11 +84,17 @@ def gradients(model: nn.Module, batch: Any, run: Callable[..., Any] = call) -> d
 
 
 def assert_same_gradients(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    """Up to the order in which autograd adds up float32 numbers, 32 units in the last place of the norm."""
+    """Up to the order in which autograd adds up float32 numbers, 32 units in the last place of the norm.
+
+    The bias of the keys has no gradient (softmax does not see a shift), so what autograd finds there is rounding: only
+    that it is nothing beside the others can be asked of it.
+    """
     assert a.keys() == b.keys()
-    assert any(grad.norm() > 0 for grad in a.values())
+    nothing = 1e-6 * max(grad.norm() for grad in a.values())
+    assert nothing > 0
     limit = 32 * torch.finfo(torch.float32).eps
-    assert [name for name in a if (a[name] - b[name]).norm() > limit * a[name].norm()] == []
+    different = [name for name in a if (a[name] - b[name]).norm() > limit * a[name].norm()]
+    assert [name for name in different if max(a[name].norm(), b[name].norm()) > nothing] == []
 
 
 def hook_count(model: nn.Module) -> int:
