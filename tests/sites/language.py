@@ -267,7 +267,7 @@ CAUSAL: dict[str, Callable[..., nn.Module]] = {
 }
 
 PADDED: dict[str, Any] = {
-    **{name: padded_prompt for name in CAUSAL},
+    **dict.fromkeys(CAUSAL, padded_prompt),
     "T5": padded_source,
     "BART": padded_source,
     "ViT": None,
@@ -281,7 +281,7 @@ BATCHES: dict[str, Callable[[], dict[str, Any]]] = {
     "BART": lambda: with_decoder(sentences()),
 }
 LAYERS = {
-    **{name: "model.layers" for name in CAUSAL},
+    **dict.fromkeys(CAUSAL, "model.layers"),
     "BERT": "bert.encoder.layer",
     "ELECTRA": "electra.encoder.layer",
     "RoBERTa": "roberta.encoder.layer",
