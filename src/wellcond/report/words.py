@@ -1,0 +1,176 @@
+"""The verdicts and the cells of the table, in words and digits; never stronger than the interval."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+
+from wellcond.report.compared import difference_unit
+from wellcond.report.folder import Arm, Difference, Line, RunFolder
+from wellcond.report.kappas import QUANTITIES
+from wellcond.report.style import short
+
+NO_INTERVAL = "one seed: no interval"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """One sentence about one arm: its head in bold, what it rests on, and ``tone`` better, worse or open."""
+
+    arm: str
+    head: str
+    detail: str
+    tone: str
+
+
+def verdicts(run: RunFolder) -> list[Verdict]:
+    """A verdict for every arm that was compared, read from its interval.
+
+    Raises:
+        ValueError: the summary claims "better" or "worse" where its own interval does not show it.
+    """
+    digits = decimals(run.table.values())
+    return [
+        _verdict(run, arm, run.table[arm.name], digits)
+        for arm in run.arms
+        if arm.name in run.table and arm.name != run.baseline.name
+    ]
+
+
+def _verdict(run: RunFolder, arm: Arm, line: Line, digits: int) -> Verdict:
+    name = arm.name + (" (leaks the future)" if arm.leaks else "")
+    difference, base, metric = line.difference, run.baseline.name, run.metric.name
+    tone = shown(difference, run.metric.higher_is_better)
+    claim = next((word for word in ("better", "worse") if line.verdict.startswith(word)), None)
+    if claim is not None and claim != tone:
+        raise ValueError(
+            f"{run.path / 'summary.json'}, arm {arm.name!r}: the verdict {line.verdict!r} is stronger than its "
+            f"interval {difference}, which shows {tone!r}"
+        )
+    if difference is None:
+        return Verdict(
+            arm.name, f"{name} could not be compared to {base}:", "they share no finished seed.", "open"
+        )
+    size = f"{signed(difference.mean, digits)} {difference_unit(run.metric)}".strip()
+    if not _interval(difference.low, difference.high):
+        return Verdict(
+            arm.name, f"{name} against {base}: no verdict.",
+            f"One seed gives no interval. {metric.capitalize()} differs by {size}, which may be chance.", "open",
+        )  # fmt: skip
+    heads = {
+        "better": f"{name} is better than {base}.",
+        "worse": f"{name} is worse than {base}.",
+        "open": f"{name}: no difference to {base} shown at 95 %.",
+    }
+    detail = (
+        f"{metric.capitalize()} {size}, 95 % interval {signed(difference.low, digits)} to "
+        f"{signed(difference.high, digits)}, {line.n} paired seeds"
+    )
+    if difference.effect is not None and not math.isnan(difference.effect):
+        detail += f", effect size {signed(difference.effect, 1)}"
+    return Verdict(arm.name, heads[tone], detail + ".", tone)
+
+
+def shown(difference: Difference | None, higher_is_better: bool) -> str:
+    """What an interval shows: ``better``, ``worse``, or ``open`` when it holds zero or does not exist.
+
+    >>> shown(Difference(2.0, 1.0, 3.0), True), shown(Difference(2.0, -1.0, 5.0), True), shown(Difference(2.0), True)
+    ('better', 'open', 'open')
+    """
+    if difference is None or not _interval(difference.low, difference.high):
+        return "open"
+    low, high = difference.low or 0.0, difference.high or 0.0
+    if low <= 0 <= high:
+        return "open"
+    return "better" if (low > 0) == higher_is_better else "worse"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cells:
+    """One arm's line of the table, ready to print."""
+
+    arm: Arm
+    seeds: int
+    mean: str
+    interval: str
+    difference: str
+    difference_interval: str
+    effect: str
+    tone: str
+    kappa: Mapping[str, str]
+    time: str
+    memory: str
+
+
+def cells(run: RunFolder) -> list[Cells]:
+    """The lines of the table, in the order of the arms."""
+    digits = decimals(run.table.values())
+    return [_cells(run, arm, run.table[arm.name], digits) for arm in run.arms if arm.name in run.table]
+
+
+def _cells(run: RunFolder, arm: Arm, line: Line, digits: int) -> Cells:
+    difference = line.difference
+    memory = [r.peak_memory_mb for r in run.results_of(arm.name).values() if r.peak_memory_mb is not None]
+    return Cells(
+        arm=arm,
+        seeds=line.n,
+        mean=plain(line.mean, digits),
+        interval=_range(line.low, line.high, lambda value: plain(value, digits)),
+        difference="" if difference is None else signed(difference.mean, digits),
+        difference_interval=""
+        if difference is None
+        else _range(difference.low, difference.high, lambda value: signed(value, digits)),
+        effect="" if difference is None or difference.effect is None else signed(difference.effect, 1),
+        tone=shown(difference, run.metric.higher_is_better),
+        kappa={name: short(line.kappa.get(name)) for name in QUANTITIES},
+        time="" if line.relative_step_time is None else f"{line.relative_step_time:.2f}×",
+        memory=f"{statistics.fmean(memory):,.0f} MB" if memory else "",
+    )
+
+
+def decimals(lines: Iterable[Line]) -> int:
+    """Decimals for the metric: two significant digits of a typical interval's half width.
+
+    >>> decimals([Line(3, 97.3, 96.9, 97.7)]), decimals([Line(1, 2.45)]), decimals([Line(1, 97.3)])
+    (2, 3, 2)
+    """
+    lines = list(lines)
+    widths = [
+        (line.high - line.low) / 2
+        for line in lines
+        if line.low is not None and line.high is not None and 0 < line.high - line.low < math.inf
+    ]
+    if widths:
+        return min(6, max(0, 1 - math.floor(math.log10(statistics.median(widths)))))
+    sizes = [abs(line.mean) for line in lines if line.mean != 0 and math.isfinite(line.mean)]
+    return min(6, max(0, 3 - math.floor(math.log10(max(sizes))))) if sizes else 2
+
+
+def plain(value: float | None, digits: int) -> str:
+    """A number with a fixed count of decimals and a real minus sign."""
+    if value is None or not math.isfinite(value):
+        return short(value)
+    return f"{value:.{digits}f}".replace("-", "−")
+
+
+def signed(value: float | None, digits: int) -> str:
+    """The same with its sign, so that a difference is seen to be one.
+
+    >>> signed(1.234, 1), signed(-0.5, 2)
+    ('+1.2', '−0.50')
+    """
+    if value is None or not math.isfinite(value):
+        return short(value)
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def _interval(low: float | None, high: float | None) -> bool:
+    return low is not None and high is not None and not math.isnan(low) and not math.isnan(high)
+
+
+def _range(low: float | None, high: float | None, write: Callable[[float | None], str]) -> str:
+    if not _interval(low, high):
+        return NO_INTERVAL
+    return f"{write(low)} to {write(high)}"
