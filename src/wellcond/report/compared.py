@@ -40,16 +40,16 @@ def intervals_figure(
         zero: draw the line of no difference.
         theme: `LIGHT` or `DARK`.
     """
-    figure, axes = panel(title, theme, height=_bars_height(len(intervals)))
+    figure, axes = panel(title, theme, height=_bars_height(len(intervals)), width=4.4)
     for place, (arm, (mean, low, high)) in enumerate(intervals.items()):
         mark = look[arm]
         values = list(seeds.get(arm, {}).values())
         axes.plot(
-            values, [place - 0.2] * len(values), "o", color=mark.colour, alpha=0.55, markersize=4, mew=0
+            values, [place - 0.27] * len(values), "o", color=mark.colour, alpha=0.6, markersize=4.5, mew=0
         )
         if low is not None and high is not None and math.isfinite(low) and math.isfinite(high):
             axes.plot([low, high], [place, place], color=mark.colour, linewidth=3, solid_capstyle="butt")
-        axes.plot(mean, place, mark.marker, color=mark.colour, markersize=8, mec=theme.paper, mew=1)
+        axes.plot(mean, place, mark.marker, color=mark.colour, markersize=7.5, mec=theme.paper, mew=1)
     if zero:
         axes.axvline(0, color=theme.ink, linewidth=1.2, zorder=1)
     axes.set_yticks(range(len(intervals)), list(intervals))
@@ -82,7 +82,7 @@ def curves_figure(
         log: a log axis, for κ.
         theme: `LIGHT` or `DARK`.
     """
-    figure, axes = panel(title, theme, height=3.7)
+    figure, axes = panel(title, theme, height=3.4, width=4.0 if log else 4.4)
     if log:
         axes.set_yscale("log")
     for arm, table in values.items():
@@ -94,7 +94,9 @@ def curves_figure(
             steps[arm], finite.mean(axis=0), color=mark.colour, linestyle=mark.dashes, linewidth=2,
             marker=mark.marker, markersize=4.5, markevery=every, label=arm,
         )  # fmt: skip
-    axes.set(xlabel="optimizer step", ylabel=label)
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel(label, rotation=0 if len(label) < 4 else 90, labelpad=8 if len(label) < 4 else 4)
+    axes.yaxis.label.set_fontsize(11.5 if len(label) < 4 else 9.5)
     axes.locator_params(axis="x", nbins=6)
     if log:
         low_end, high_end = axes.get_ylim()
@@ -144,7 +146,7 @@ def bars_figure(
     axes.set_ylim(len(averages) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(f"{data.symbol}, averaged over training (log axis from 1)")
+    axes.set_xlabel(f"mean {data.symbol}, log axis from 1")
     plain_log_ticks(axes, "x")
     return figure
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from wellcond.monitor.rows import Row
 from wellcond.report.style import LIGHT, Theme, legend, panel, plain_log_ticks, short
@@ -60,8 +61,9 @@ def spectrum_figure(
             index, drawn, dashes, color=ink, linewidth=2, marker=dots, markersize=3.5,
             label=f"{name}, σ₁/σₙ = {short(ratio)}",
         )  # fmt: skip
-    axes.set(xlabel="index i", ylabel="σᵢ")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("index i")
+    axes.set_ylabel("σᵢ", rotation=0, labelpad=8, fontsize=11.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
     if limits is not None:
         axes.set_ylim(*limits)
     if zeros:
@@ -117,7 +119,7 @@ def layers_figure(rows: Sequence[Row], *, title: str = "κ, layer by layer", the
         if chosen:
             name, symbol = SITES[site], "κ⁺" if any(np.isinf(row.kappa) for row in chosen) else "κ"
             heads = [[_value(row, symbol) for row in chosen if row.layer == layer] for layer in layers]
-            mean = [np.mean(values) if values else np.nan for values in heads]
+            mean = [float(np.mean(values)) if values else np.nan for values in heads]
             low = [min(values, default=np.nan) for values in heads]
             high = [max(values, default=np.nan) for values in heads]
             place = [layer + 1 for layer in layers]
@@ -135,8 +137,8 @@ def layers_figure(rows: Sequence[Row], *, title: str = "κ, layer by layer", the
     ticks = layers if len(layers) <= 13 else layers[:: -(-len(layers) // 12)]
     axes.set_xticks([0, *(layer + 1 for layer in ticks)], ["tokens", *(str(layer + 1) for layer in ticks)])
     axes.set_xlabel("self-attention layer")
-    low, high = axes.get_ylim()
-    axes.set_ylim(min(low, 1.0), max(high, 10.0))
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(min(bottom, 0.9), max(top, 10.0))
     plain_log_ticks(axes, "y")
     legend(figure, axes, theme)
     return figure

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from wellcond.report.compared import difference_unit
 from wellcond.report.folder import RunFolder, read_run
 from wellcond.report.kappas import QUANTITIES, panels
 from wellcond.report.plots import Plot, bar_plots, curve_plots, kappa_plots, result_plots, spectrum_plots
 from wellcond.report.style import DARK, LIGHT, file_names, marks, png
-from wellcond.report.words import cells, difference_unit, verdicts
+from wellcond.report.words import cells, pair_cells, verdicts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +74,7 @@ def write_report(folder: str | Path) -> Path:
         "run": run,
         "verdicts": verdicts(run),
         "cells": cells(run),
+        "pairs": pair_cells(run),
         "quantities": QUANTITIES,
         "difference_unit": difference_unit(run.metric),
         "leaking": [arm.name for arm in run.arms if arm.leaks],

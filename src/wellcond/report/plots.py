@@ -22,8 +22,6 @@ from wellcond.report.kappas import Array, Panel
 from wellcond.report.measured import spectrum_figure
 from wellcond.report.style import Mark, Theme, marks, short
 
-BAND = "Lines are means over seeds; bands reach from the smallest seed to the largest."
-
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
@@ -47,7 +45,8 @@ def result_plots(run: RunFolder) -> Iterator[Plot]:
     means = metric_intervals(run.table)
     yield Plot(
         "result",
-        f"{metric.name.capitalize()} of every arm: a dot per seed, the mean, its 95 % interval as a bar.",
+        f"{metric.name.capitalize()} of every arm: a dot per seed, the mean"
+        + (" (one seed: no interval)." if _one_seed(run) else ", its 95 % interval as a bar."),
         f"{metric.name} by arm: " + ", ".join(f"{arm} {short(value[0])}" for arm, value in means.items()),
         lambda theme: intervals_figure(
             metric.name.capitalize(), seeds, means, _look(run, theme), unit=unit, zero=False, theme=theme
@@ -62,7 +61,8 @@ def result_plots(run: RunFolder) -> Iterator[Plot]:
         }
         yield Plot(
             "difference",
-            f"Paired difference to {run.baseline.name}, seed by seed. A bar that crosses zero shows no difference.",
+            f"Paired difference to {run.baseline.name}, seed by seed"
+            + (" (one seed: no interval)." if _one_seed(run) else ". A bar that crosses zero shows no difference."),
             f"difference of {metric.name} to {run.baseline.name}: "
             + ", ".join(f"{arm} {short(value[0])}" for arm, value in differences.items()),
             lambda theme: intervals_figure(
@@ -84,7 +84,7 @@ def curve_plots(run: RunFolder) -> Iterator[Plot]:
         values = {arm: curve[1] for arm, curve in present.items()}
         gaps = sum(int((~np.isfinite(table)).sum()) for table in values.values())
         left_out = sum(curve[2] for curve in present.values())
-        caption = f"{key.capitalize()} over training. {BAND}"
+        caption = f"{key.capitalize()} over training. {_band(run)}"
         if gaps:
             caption += f" {gaps} points are not finite: the line has gaps there."
         if left_out:
@@ -119,7 +119,7 @@ def kappa_plots(run: RunFolder, panels: list[Panel]) -> Iterator[Plot]:
         steps = {arm: [int(step) for step in found] for arm, found in data.steps.items()}
         yield Plot(
             f"kappa {data.quantity}",
-            f"{data.symbol} of: {data.title.lower()}. {BAND}{_remark(data)}",
+            f"{data.symbol} of: {data.title.lower()}. {_band(run)}{_remark(data)}",
             f"{data.symbol} over training, {data.title.lower()}; at the last measurement: {ends}",
             partial(_draw_curves, run, data.title, data.symbol, steps, data.values, True),
         )
@@ -127,6 +127,7 @@ def kappa_plots(run: RunFolder, panels: list[Panel]) -> Iterator[Plot]:
 
 def bar_plots(run: RunFolder, panels: list[Panel]) -> Iterator[Plot]:
     """The bars of the paper's Figure 2, a figure per quantity, all on one scale."""
+    whiskers = "." if _one_seed(run) else "; whiskers reach from the smallest seed to the largest."
     means = [float(seeds.mean()) for data in panels for seeds in data.averages().values()]
     limit = max((mean for mean in means if np.isfinite(mean)), default=10.0)
     for data in panels:
@@ -137,8 +138,7 @@ def bar_plots(run: RunFolder, panels: list[Panel]) -> Iterator[Plot]:
 
         yield Plot(
             f"bars {data.quantity}",
-            f"{data.title}: mean {data.symbol} over training and seeds; whiskers reach from the smallest seed "
-            f"to the largest.{_remark(data)}",
+            f"{data.title}: mean {data.symbol} over training and seeds{whiskers}{_remark(data)}",
             f"bars of {data.symbol} averaged over training, {data.title.lower()}: {values}",
             draw,
         )
@@ -179,6 +179,16 @@ def _draw_curves(
     theme: Theme,
 ) -> Figure:
     return curves_figure(title, label, steps, values, _look(run, theme), log=log, theme=theme)
+
+
+def _one_seed(run: RunFolder) -> bool:
+    return all(line.n == 1 for line in run.table.values())
+
+
+def _band(run: RunFolder) -> str:
+    if _one_seed(run):
+        return "One seed, so no band."
+    return "Lines are means over seeds; bands reach from the smallest seed to the largest."
 
 
 def _remark(data: Panel) -> str:

@@ -40,9 +40,10 @@ DARK = Theme(
 )
 DASHES: tuple[tuple[int, tuple[float, ...]], ...] = (
     (0, ()),
-    (0, (5, 1.6)),
-    (0, (1.2, 1.4)),
-    (0, (6, 1.5, 1.2, 1.5)),
+    (0, (6, 1.3)),
+    (0, (1.3, 1.1)),
+    (0, (6, 1.3, 1.3, 1.3)),
+    (0, (3, 1)),
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
@@ -59,7 +60,7 @@ class Mark:
 def marks(arms: Sequence[str], baseline: str, theme: Theme = LIGHT) -> dict[str, Mark]:
     """A mark per arm; the baseline is grey, the others follow in their order, whatever else is drawn.
 
-    With more arms than colours the colours come round with other dashes.
+    Dashes differ from one arm to the next, so that lines on top of each other are seen to be several.
 
     >>> marks(["a", "baseline"], "baseline")["baseline"].colour == LIGHT.colours[0]
     True
@@ -68,14 +69,13 @@ def marks(arms: Sequence[str], baseline: str, theme: Theme = LIGHT) -> dict[str,
     count = len(theme.colours) - 1
     found = {baseline: Mark(theme.colours[0], MARKERS[0], DASHES[0])}
     for i, arm in enumerate(others):
-        turn = i // count
         found[arm] = Mark(
-            theme.colours[1 + i % count], MARKERS[(1 + i) % len(MARKERS)], DASHES[turn % len(DASHES)]
+            theme.colours[1 + i % count], MARKERS[(1 + i) % len(MARKERS)], DASHES[(1 + i) % len(DASHES)]
         )
     return {arm: found[arm] for arm in arms}
 
 
-def panel(title: str, theme: Theme, *, height: float = 3.3, width: float = 4.6) -> tuple[Figure, Axes]:
+def panel(title: str, theme: Theme, *, height: float = 3.1, width: float = 4.0) -> tuple[Figure, Axes]:
     """An empty figure (inches) with one axes in the house style. No pyplot: nothing global is touched."""
     figure = Figure(figsize=(width, height), dpi=200, layout="constrained", facecolor=theme.paper)
     axes = figure.add_subplot()
@@ -89,7 +89,7 @@ def panel(title: str, theme: Theme, *, height: float = 3.3, width: float = 4.6) 
     axes.set_axisbelow(True)
     for label in (axes.xaxis.label, axes.yaxis.label):
         label.set_color(theme.faint)
-        label.set_size(9.5)
+        label.set_fontsize(9.5)
     return figure, axes
 
 
@@ -117,7 +117,7 @@ def plain_log_ticks(axes: Axes, axis: str) -> None:
 
     the_axis = axes.xaxis if axis == "x" else axes.yaxis
     low, high = sorted(the_axis.get_view_interval())
-    narrow = low > 0 and math.log10(high / low) < 1.5
+    narrow = low > 0 and math.log10(high / low) < 2.2
     the_axis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0) if narrow else (1.0,), numticks=7))
     the_axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     the_axis.set_minor_formatter(NullFormatter())

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from wellcond.report.compared import difference_unit
 from wellcond.report.folder import Arm, Difference, Line, RunFolder
 from wellcond.report.kappas import QUANTITIES
+from wellcond.report.pairs import Pair, pairs
 from wellcond.report.style import short
 
 NO_INTERVAL = "one seed: no interval"
@@ -32,14 +33,15 @@ def verdicts(run: RunFolder) -> list[Verdict]:
         ValueError: the summary claims "better" or "worse" where its own interval does not show it.
     """
     digits = decimals(run.table.values())
+    against = pairs(run)
     return [
-        _verdict(run, arm, run.table[arm.name], digits)
+        _verdict(run, arm, run.table[arm.name], digits, _not_told_apart(arm.name, against))
         for arm in run.arms
         if arm.name in run.table and arm.name != run.baseline.name
     ]
 
 
-def _verdict(run: RunFolder, arm: Arm, line: Line, digits: int) -> Verdict:
+def _verdict(run: RunFolder, arm: Arm, line: Line, digits: int, alike: list[str]) -> Verdict:
     name = arm.name + (" (leaks the future)" if arm.leaks else "")
     difference, base, metric = line.difference, run.baseline.name, run.metric.name
     tone = shown(difference, run.metric.higher_is_better)
@@ -70,7 +72,50 @@ def _verdict(run: RunFolder, arm: Arm, line: Line, digits: int) -> Verdict:
     )
     if difference.effect is not None and not math.isnan(difference.effect):
         detail += f", effect size {signed(difference.effect, 1)}"
-    return Verdict(arm.name, heads[tone], detail + ".", tone)
+    detail += "."
+    if tone == "better" and alike:
+        detail += f" No difference is shown between it and {', '.join(alike)}."
+    return Verdict(arm.name, heads[tone], detail, tone)
+
+
+def _not_told_apart(arm: str, against: list[Pair]) -> list[str]:
+    return [
+        pair.second if pair.first == arm else pair.first
+        for pair in against
+        if arm in (pair.first, pair.second) and shown(pair.difference, True) == "open"
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class PairCells:
+    """One line of the table of arms against each other, ready to print."""
+
+    name: str
+    seeds: int
+    difference: str
+    interval: str
+    words: str
+    tone: str
+
+
+def pair_cells(run: RunFolder) -> list[PairCells]:
+    """Every two arms besides the baseline."""
+    digits = decimals(run.table.values())
+    found = []
+    for pair in pairs(run):
+        tone = shown(pair.difference, run.metric.higher_is_better)
+        words = {
+            "better": f"{pair.first} is better",
+            "worse": f"{pair.second} is better",
+            "open": "no difference shown",
+        }
+        difference = pair.difference
+        interval = _range(difference.low, difference.high, lambda value: signed(value, digits))
+        name = f"{pair.first} against {pair.second}"
+        found.append(
+            PairCells(name, pair.seeds, signed(difference.mean, digits), interval, words[tone], tone)
+        )
+    return found
 
 
 def shown(difference: Difference | None, higher_is_better: bool) -> str:
