@@ -26,9 +26,7 @@ shapes = st.tuples(st.integers(1, 3), st.integers(1, 14), st.integers(1, 14))
 seeds = st.integers(0, 2**31 - 1)
 
 
-def with_sigma(
-    sigma: Tensor, n: int, d: int, *, seed: int = 0, dtype: torch.dtype = torch.float64
-) -> Tensor:
+def with_sigma(sigma: Tensor, n: int, d: int, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     """A random n×d matrix with the singular values ``sigma`` (fewer than min(n, d): the rest are zero)."""
     generator = torch.Generator().manual_seed(seed)
     k = len(sigma)
@@ -38,9 +36,7 @@ def with_sigma(
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(
-        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    ).to(dtype)
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def exact_factor(x: Tensor, rank: int | None = None) -> Tensor:
@@ -66,12 +62,8 @@ def test_spectrum_is_that_of_the_svd(shape: tuple[int, int, int], seed: int) -> 
     expected = torch.linalg.svdvals(x)
     found = spectrum(x)
     torch.testing.assert_close(found.sigma_max, expected[..., 0])
-    torch.testing.assert_close(
-        found.sigma_min, expected[..., -1], atol=1e-12, rtol=1e-9
-    )
-    torch.testing.assert_close(
-        found.kappa, expected[..., 0] / expected[..., -1], rtol=1e-6, atol=0
-    )
+    torch.testing.assert_close(found.sigma_min, expected[..., -1], atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(found.kappa, expected[..., 0] / expected[..., -1], rtol=1e-6, atol=0)
 
 
 def test_rank_deficiency_is_infinite_never_silently_finite() -> None:
@@ -104,9 +96,7 @@ def test_the_tolerance_follows_the_dtype() -> None:
     assert spectrum(x.float()).rank == 2
     assert spectrum(torch.diag(torch.tensor([1.0, 1e-5])).bfloat16()).rank == 1
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert spectrum(x.float()).rank == 1, (
-            "under autocast the tokens carry the noise of its dtype"
-        )
+        assert spectrum(x.float()).rank == 1, "under autocast the tokens carry the noise of its dtype"
 
 
 def test_masked_rows_are_outside_the_matrix() -> None:
@@ -136,11 +126,7 @@ def test_zero_matrix() -> None:
     assert found.kappa == torch.inf and found.kappa_pinv == 0 and found.rank == 0
     for method in METHODS:
         result = polar(torch.zeros(4, 3), method=method)
-        assert (
-            torch.equal(result.factor, torch.zeros(4, 3))
-            and result.sigma_max == 0
-            and result.rank == 0
-        )
+        assert torch.equal(result.factor, torch.zeros(4, 3)) and result.sigma_max == 0 and result.rank == 0
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
@@ -151,15 +137,9 @@ def test_not_finite_is_nan_and_stays_in_its_matrix(poison: float) -> None:
     assert found.kappa[1].isnan() and found.sigma_max[1].isnan() and found.rank[1] == -1
     for method in METHODS:
         result = polar(x, method=method)
-        assert (
-            result.factor[1].isnan().all()
-            and result.sigma_max[1].isnan()
-            and result.rank[1] == -1
-        )
+        assert result.factor[1].isnan().all() and result.sigma_max[1].isnan() and result.rank[1] == -1
         clean = polar(x[[0, 2]], method=method)
-        torch.testing.assert_close(
-            result.factor[[0, 2]], clean.factor, atol=1e-5, rtol=0
-        )
+        torch.testing.assert_close(result.factor[[0, 2]], clean.factor, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -189,9 +169,7 @@ def test_not_finite_is_nan_and_stays_in_its_matrix(poison: float) -> None:
         (lambda: spectrum(torch.ones(2, 2), rank_tol=-0.1), ValueError, "rank_tol"),
     ],
 )
-def test_errors_name_the_value(
-    call: object, error: type[Exception], words: str
-) -> None:
+def test_errors_name_the_value(call: object, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         call()  # type: ignore[operator]
 
@@ -200,19 +178,11 @@ def test_errors_name_the_value(
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    "shape", [(40, 16), (16, 40), (24, 24), (300, 8), (17, 1), (1, 17)]
-)
+@pytest.mark.parametrize("shape", [(40, 16), (16, 40), (24, 24), (300, 8), (17, 1), (1, 17)])
 @pytest.mark.parametrize("kappa", [1.0, 1e2, 1e4, 1e6])
-def test_kappa_of_the_conditioned_matrix(
-    method: Method, shape: tuple[int, int], kappa: float
-) -> None:
+def test_kappa_of_the_conditioned_matrix(method: Method, shape: tuple[int, int], kappa: float) -> None:
     k = min(shape)
-    sigma = (
-        torch.logspace(0, -torch.tensor(kappa).log10().item(), k)
-        if k > 1
-        else torch.ones(1)
-    )
+    sigma = torch.logspace(0, -torch.tensor(kappa).log10().item(), k) if k > 1 else torch.ones(1)
     x = with_sigma(sigma, *shape, dtype=torch.float32)
     assert conditioned_kappa(x, rank_tol=0.0, method=method) <= BOUND
     result = polar(x, method=method, rank_tol=0.0)
@@ -222,9 +192,7 @@ def test_kappa_of_the_conditioned_matrix(
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("lower", [1e-2, 1e-4, 1e-6])
-@pytest.mark.parametrize(
-    "cluster", ["logspace", "one small", "one large", "two clusters"]
-)
+@pytest.mark.parametrize("cluster", ["logspace", "one small", "one large", "two clusters"])
 def test_kappa_for_hostile_spectra(method: Method, lower: float, cluster: str) -> None:
     sigma = {
         "logspace": torch.logspace(0, torch.tensor(lower).log10().item(), 32),
@@ -232,9 +200,7 @@ def test_kappa_for_hostile_spectra(method: Method, lower: float, cluster: str) -
         "one large": torch.cat([torch.ones(1), torch.full((31,), lower)]),
         "two clusters": torch.cat([torch.ones(16), torch.full((16,), lower)]),
     }[cluster]
-    x = torch.stack(
-        [with_sigma(sigma, 50, 32, seed=s, dtype=torch.float32) for s in range(3)]
-    )
+    x = torch.stack([with_sigma(sigma, 50, 32, seed=s, dtype=torch.float32) for s in range(3)])
     assert (conditioned_kappa(x, rank_tol=0.0, method=method) <= BOUND).all()
 
 
@@ -251,15 +217,11 @@ def test_a_rank_deficient_matrix_keeps_the_bound_on_its_range(method: Method) ->
 @pytest.mark.parametrize("method", METHODS)
 @given(shape=shapes, seed=seeds)
 @settings(max_examples=15, deadline=None)
-def test_every_method_gives_the_polar_factor(
-    method: Method, shape: tuple[int, int, int], seed: int
-) -> None:
+def test_every_method_gives_the_polar_factor(method: Method, shape: tuple[int, int, int], seed: int) -> None:
     x = random(*shape, seed=seed)
     kappa = spectrum(x).kappa.max().item()
     found = polar(x, method=method).factor
-    torch.testing.assert_close(
-        found, exact_factor(x), atol=1e-12 * kappa + 1e-9, rtol=0
-    )
+    torch.testing.assert_close(found, exact_factor(x), atol=1e-12 * kappa + 1e-9, rtol=0)
     # The second factor FᵀX is symmetric and positive semidefinite: no direction has its sign turned.
     h = found.mT @ x if shape[1] >= shape[2] else x @ found.mT
     assert torch.linalg.eigvalsh((h + h.mT) / 2).min() >= -1e-9 * h.abs().max()
@@ -273,9 +235,7 @@ def test_a4_identical_tokens_range_and_complete(method: Method) -> None:
     torch.testing.assert_close(result.factor, x / sigma, atol=1e-6, rtol=0)
 
     complete = polar(x, method=method, null_space="complete")
-    assert conditioned_kappa(x, method=method, null_space="complete") == pytest.approx(
-        2.0, abs=2e-3
-    )
+    assert conditioned_kappa(x, method=method, null_space="complete") == pytest.approx(2.0, abs=2e-3)
     reference = polar(x, method="svd", null_space="complete").factor
     torch.testing.assert_close(complete.factor, reference, atol=1e-4, rtol=0)
     noisy = x + 1e-12 * random(8, 4, dtype=torch.float32)
@@ -296,17 +256,11 @@ def test_complete_fills_what_is_missing_and_nothing_else(method: Method) -> None
     full = polar(x, mask, method=method, null_space="complete")
     assert full.rank.tolist() == [4, 4, 4]
     values = torch.linalg.svdvals(full.factor)
-    torch.testing.assert_close(
-        values[[0, 2]], torch.ones(2, 6).double(), atol=1e-6, rtol=0
-    )
-    torch.testing.assert_close(
-        values[1], torch.tensor([1.0] * 5 + [0.0]).double(), atol=1e-6, rtol=0
-    )
+    torch.testing.assert_close(values[[0, 2]], torch.ones(2, 6).double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(values[1], torch.tensor([1.0] * 5 + [0.0]).double(), atol=1e-6, rtol=0)
     assert torch.equal(full.factor[1, 5:], torch.zeros(4, 6).double())
     filling = full.factor - short.factor
-    assert (filling @ short.factor.mT).abs().max() < 1e-6 and (
-        short.factor.mT @ filling
-    ).abs().max() < 1e-6
+    assert (filling @ short.factor.mT).abs().max() < 1e-6 and (short.factor.mT @ filling).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -316,14 +270,10 @@ def test_a6_scale_neither_overflows_nor_vanishes(method: Method, scale: float) -
     small = polar(x, method=method)
     scaled = polar(x * scale, method=method)
     torch.testing.assert_close(scaled.factor, small.factor, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(
-        scaled.sigma_max / scale, small.sigma_max, rtol=1e-5, atol=0
-    )
+    torch.testing.assert_close(scaled.sigma_max / scale, small.sigma_max, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("method", METHODS)
 def test_extremes_of_every_dtype(method: Method, dtype: torch.dtype) -> None:
     info = torch.finfo(dtype)
@@ -350,9 +300,7 @@ def test_a10_alone_or_in_a_batch_and_again(method: Method) -> None:
 def test_b5_neighbours_do_not_matter(method: Method) -> None:
     x = random(7, 5, dtype=torch.float32)
     pair = polar(torch.stack([x, 1e3 * x]), method=method)
-    torch.testing.assert_close(
-        pair.factor[0], polar(x, method=method).factor, atol=1e-6, rtol=0
-    )
+    torch.testing.assert_close(pair.factor[0], polar(x, method=method).factor, atol=1e-6, rtol=0)
     torch.testing.assert_close(pair.factor[0], pair.factor[1], atol=1e-5, rtol=0)
 
 
@@ -362,9 +310,7 @@ def test_b6_leading_axes_and_the_transpose_rule(method: Method) -> None:
     whole = polar(x, method=method)
     for i in range(2):
         for j in range(3):
-            torch.testing.assert_close(
-                whole.factor[i, j], polar(x[i, j], method=method).factor
-            )
+            torch.testing.assert_close(whole.factor[i, j], polar(x[i, j], method=method).factor)
     turned = polar(x.mT, method=method).factor
     torch.testing.assert_close(turned, whole.factor.mT, atol=1e-9, rtol=0)
     torch.testing.assert_close(
@@ -377,9 +323,7 @@ def test_b6_leading_axes_and_the_transpose_rule(method: Method) -> None:
 def test_b2_sixteen_singular_values(method: Method, kappa_log: int) -> None:
     x = with_sigma(torch.logspace(0, -kappa_log, 16), 32, 16, dtype=torch.float32)
     expected = 2 / (1 + 10.0**-kappa_log)
-    assert conditioned_kappa(x, rank_tol=0.0, method=method) == pytest.approx(
-        expected, abs=2e-3
-    )
+    assert conditioned_kappa(x, rank_tol=0.0, method=method) == pytest.approx(expected, abs=2e-3)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -397,18 +341,14 @@ def test_the_caller_keeps_the_tensor(method: Method) -> None:
         before = x.clone()
         result = polar(x, method=method)
         assert torch.equal(x, before)
-        assert (
-            result.factor.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
-        )
+        assert result.factor.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_strided_input(method: Method) -> None:
     wide = random(4, 6, 3, 5)
     x = wide.permute(0, 2, 1, 3)
-    torch.testing.assert_close(
-        polar(x, method=method).factor, polar(x.contiguous(), method=method).factor
-    )
+    torch.testing.assert_close(polar(x, method=method).factor, polar(x.contiguous(), method=method).factor)
     expanded = random(6, 4).expand(3, 6, 4)
     assert polar(expanded, method=method).factor.shape == (3, 6, 4)
 
@@ -435,21 +375,15 @@ def test_gradcheck_distinct_and_repeated(
         x = with_sigma(torch.tensor([*sigma, 0.2]), *shape).requires_grad_()
     assert torch.autograd.gradcheck(lambda t: polar(t, method=method).factor, (x,))
     if sigma[0] > sigma[1]:
-        assert torch.autograd.gradcheck(
-            lambda t: polar(t, method=method).sigma_max, (x,)
-        )
+        assert torch.autograd.gradcheck(lambda t: polar(t, method=method).sigma_max, (x,))
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)])
-def test_gradcheck_with_zero_singular_values(
-    method: Method, shape: tuple[int, int]
-) -> None:
+def test_gradcheck_with_zero_singular_values(method: Method, shape: tuple[int, int]) -> None:
     """rank_tol keeps the rank constant under the finite differences, which is where F is differentiable."""
     x = with_sigma(torch.tensor([1.0, 0.6, 0.6]), *shape).requires_grad_()
-    assert torch.autograd.gradcheck(
-        lambda t: polar(t, method=method, rank_tol=1e-3).factor, (x,)
-    )
+    assert torch.autograd.gradcheck(lambda t: polar(t, method=method, rank_tol=1e-3).factor, (x,))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -510,14 +444,10 @@ def test_vmap(method: Method) -> None:
         polar(x, method=method).factor,
     )
     torch.testing.assert_close(
-        torch.vmap(lambda t: polar(t, method=method).factor, in_dims=1, out_dims=1)(
-            x.movedim(0, 1)
-        ),
+        torch.vmap(lambda t: polar(t, method=method).factor, in_dims=1, out_dims=1)(x.movedim(0, 1)),
         polar(x, method=method).factor.movedim(0, 1),
     )
-    gradient = torch.vmap(
-        torch.func.grad(lambda t: polar(t, method=method).factor.sum())
-    )(x)
+    gradient = torch.vmap(torch.func.grad(lambda t: polar(t, method=method).factor.sum()))(x)
     leaf = x.clone().requires_grad_()
     polar(leaf, method=method).factor.sum().backward()
     torch.testing.assert_close(gradient, leaf.grad)
@@ -528,9 +458,7 @@ def test_vmap(method: Method) -> None:
 
 @given(st.integers(1, 40), st.integers(1, 12))
 @settings(max_examples=40, deadline=None)
-def test_position_code_is_nearly_orthogonal_and_the_same_at_every_length(
-    n: int, d: int
-) -> None:
+def test_position_code_is_nearly_orthogonal_and_the_same_at_every_length(n: int, d: int) -> None:
     q = position_code(n, d)
     assert q.shape == (n, d)
     values = torch.linalg.svdvals(q)

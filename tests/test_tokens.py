@@ -28,9 +28,7 @@ scales = st.floats(1e-15, 1e15)
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(
-        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    ).to(dtype)
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def orthogonal(n: int, seed: int) -> Tensor:
@@ -74,24 +72,18 @@ def test_theorem_4_4(method: Method, shape: tuple[int, int, int], seed: int) -> 
 def test_worked_by_hand() -> None:
     x = torch.diag(torch.tensor([3.0, 1.0]))
     torch.testing.assert_close(correction(x), 3 * torch.eye(2))
-    torch.testing.assert_close(
-        conditioned_tokens(x), torch.diag(torch.tensor([6.0, 4.0]))
-    )
+    torch.testing.assert_close(conditioned_tokens(x), torch.diag(torch.tensor([6.0, 4.0])))
 
 
 @pytest.mark.parametrize("method", METHODS)
 @given(shape=shapes, seed=seeds, scale=scales)
 @settings(max_examples=15, deadline=None)
-def test_homogeneous(
-    method: Method, shape: tuple[int, int, int], seed: int, scale: float
-) -> None:
+def test_homogeneous(method: Method, shape: tuple[int, int, int], seed: int, scale: float) -> None:
     """C(aX) = aC(X) for every a, negative ones too. A power of two changes no rounding, so κ plays no part."""
     x = random(*shape, seed=seed, dtype=torch.float32)
     power = 2.0 ** round(torch.tensor(scale).log2().item())
     c = correction(x, method=method)
-    torch.testing.assert_close(
-        correction(x * power, method=method) / power, c, rtol=1e-5, atol=1e-5
-    )
+    torch.testing.assert_close(correction(x * power, method=method) / power, c, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(correction(-x, method=method), -c, rtol=1e-5, atol=1e-5)
 
 
@@ -107,15 +99,11 @@ def test_a6_any_scale(method: Method, scale: float) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("shape", [(8, 5), (5, 8), (6, 6)])
-def test_equivariant_under_permutations_and_rotations(
-    method: Method, shape: tuple[int, int]
-) -> None:
+def test_equivariant_under_permutations_and_rotations(method: Method, shape: tuple[int, int]) -> None:
     x = random(*shape)
     c = correction(x, method=method)
     rows = torch.randperm(shape[0], generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(
-        correction(x[rows], method=method), c[rows], atol=1e-9, rtol=0
-    )
+    torch.testing.assert_close(correction(x[rows], method=method), c[rows], atol=1e-9, rtol=0)
     left, right = orthogonal(shape[0], 2), orthogonal(shape[1], 3)
     torch.testing.assert_close(
         correction(left @ x @ right, method=method), left @ c @ right, atol=1e-9, rtol=0
@@ -186,18 +174,16 @@ def test_frobenius_keeps_norm_and_kappa(shape: tuple[int, int, int], seed: int) 
     x = random(*shape, seed=seed)
     y = conditioned_tokens(x, rescale="frobenius")
     torch.testing.assert_close(torch.linalg.matrix_norm(y), torch.linalg.matrix_norm(x))
-    torch.testing.assert_close(
-        kappa(y), kappa(conditioned_tokens(x)), rtol=1e-6, atol=0
-    )
+    torch.testing.assert_close(kappa(y), kappa(conditioned_tokens(x)), rtol=1e-6, atol=0)
 
 
 def test_frobenius_ratio_neither_overflows_nor_divides_by_zero() -> None:
     big = torch.full((2, 2), 1e38)
     assert frobenius_ratio(big, 2 * big) == 0.5
     assert frobenius_ratio(torch.zeros(2, 2), torch.zeros(2, 2)) == 1
-    assert frobenius_ratio(
-        torch.full((2, 2), 1e-40), torch.full((2, 2), 4e-40)
-    ) == pytest.approx(0.25, rel=1e-3)
+    assert frobenius_ratio(torch.full((2, 2), 1e-40), torch.full((2, 2), 4e-40)) == pytest.approx(
+        0.25, rel=1e-3
+    )
 
 
 def test_frobenius_in_constant_mode_is_a_constant() -> None:
@@ -205,9 +191,7 @@ def test_frobenius_in_constant_mode_is_a_constant() -> None:
     y = conditioned_tokens(x, rescale="frobenius")
     weight = random(4, 3, seed=1)
     (y * weight).sum().backward()
-    ratio = torch.linalg.matrix_norm(x) / torch.linalg.matrix_norm(
-        conditioned_tokens(x)
-    )
+    ratio = torch.linalg.matrix_norm(x) / torch.linalg.matrix_norm(conditioned_tokens(x))
     torch.testing.assert_close(x.grad, ratio.detach() * weight)
 
 
@@ -215,19 +199,13 @@ def test_frobenius_in_constant_mode_is_a_constant() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-)
-def test_dtype_in_dtype_out_and_accurate_to_it(
-    method: Method, dtype: torch.dtype
-) -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_dtype_in_dtype_out_and_accurate_to_it(method: Method, dtype: torch.dtype) -> None:
     x = random(2, 9, 4).to(dtype)
     c, y = correction(x, method=method), conditioned_tokens(x, method=method)
     assert c.dtype == y.dtype == dtype
     reference = conditioned_tokens(x.double(), method="svd")
-    torch.testing.assert_close(
-        y.double(), reference, rtol=2 * torch.finfo(dtype).eps, atol=1e-5
-    )
+    torch.testing.assert_close(y.double(), reference, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -238,9 +216,7 @@ def test_autocast_does_not_reach_inside(method: Method) -> None:
         y = conditioned_tokens(leaf, method=method, gradient="exact")
         assert y.dtype == torch.float32
         y.square().sum().backward()
-    torch.testing.assert_close(
-        y, conditioned_tokens(x, method=method), atol=1e-5, rtol=1e-5
-    )
+    torch.testing.assert_close(y, conditioned_tokens(x, method=method), atol=1e-5, rtol=1e-5)
     plain = x.clone().requires_grad_()
     conditioned_tokens(plain, method=method, gradient="exact").square().sum().backward()
     torch.testing.assert_close(leaf.grad, plain.grad, rtol=1e-4, atol=1e-4)
@@ -258,9 +234,7 @@ def test_b3_fp16_does_not_overflow_on_the_way(method: Method) -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("rescale", ["none", "frobenius"])
-def test_b4_never_aliases_never_mutates(
-    method: Method, dtype: torch.dtype, rescale: Any
-) -> None:
+def test_b4_never_aliases_never_mutates(method: Method, dtype: torch.dtype, rescale: Any) -> None:
     x = random(6, 4).to(dtype)
     before = x.clone()
     for result in (
@@ -308,9 +282,7 @@ def test_constant_gradient_is_the_identity() -> None:
 def test_gradcheck_exact(method: Method, rescale: Any, shape: tuple[int, ...]) -> None:
     x = random(*shape).requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda t: conditioned_tokens(
-            t, method=method, rescale=rescale, gradient="exact"
-        ),
+        lambda t: conditioned_tokens(t, method=method, rescale=rescale, gradient="exact"),
         (x,),
     )
 
@@ -323,13 +295,9 @@ def test_a13_second_derivative_raises_or_is_right(method: Method) -> None:
     with pytest.raises(NotImplementedError, match="gradient='constant'"):
         grad.sum().backward()
     # In constant mode the second derivative is that of x + const.
-    (grad,) = torch.autograd.grad(
-        conditioned_tokens(x, method=method).pow(3).sum(), x, create_graph=True
-    )
+    (grad,) = torch.autograd.grad(conditioned_tokens(x, method=method).pow(3).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(grad.sum(), x)
-    torch.testing.assert_close(
-        second, 6 * conditioned_tokens(x, method=method).detach()
-    )
+    torch.testing.assert_close(second, 6 * conditioned_tokens(x, method=method).detach())
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -337,10 +305,7 @@ def test_b9_what_is_kept_for_backward(method: Method) -> None:
     x = random(197, 64, dtype=torch.float32).requires_grad_()
     size = x.untyped_storage().nbytes()
     assert saved_bytes(lambda t: conditioned_tokens(t, method=method), x) <= 2 * size
-    assert (
-        saved_bytes(lambda t: conditioned_tokens(t, method=method, gradient="exact"), x)
-        <= 4 * size
-    )
+    assert saved_bytes(lambda t: conditioned_tokens(t, method=method, gradient="exact"), x) <= 4 * size
 
 
 # ----------------------------------------------------------------------------------- transforms, modules
@@ -349,9 +314,7 @@ def test_b9_what_is_kept_for_backward(method: Method) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_a13_vmap(method: Method) -> None:
     x = random(4, 6, 3)
-    found = torch.vmap(
-        lambda t: conditioned_tokens(t, method=method, gradient="exact")
-    )(x)
+    found = torch.vmap(lambda t: conditioned_tokens(t, method=method, gradient="exact"))(x)
     torch.testing.assert_close(found, conditioned_tokens(x, method=method))
 
 
@@ -361,9 +324,7 @@ def test_a12_compile_fullgraph(method: Method, gradient: Any) -> None:
     torch._dynamo.reset()
 
     def function(t: Tensor) -> Tensor:
-        return conditioned_tokens(
-            t, method=method, gradient=gradient, rescale="frobenius"
-        )
+        return conditioned_tokens(t, method=method, gradient=gradient, rescale="frobenius")
 
     x = random(2, 9, 4, dtype=torch.float32)
     results = []
@@ -380,24 +341,16 @@ def test_a12_compile_fullgraph(method: Method, gradient: Any) -> None:
 def test_b7_at_most_two_compiles_over_changing_n(method: Method) -> None:
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(
-        lambda t: conditioned_tokens(t, method=method), fullgraph=True, backend=counter
-    )
+    compiled = torch.compile(lambda t: conditioned_tokens(t, method=method), fullgraph=True, backend=counter)
     for n in range(6, 21):
         x = random(2, n, 5, seed=n, dtype=torch.float32)
-        torch.testing.assert_close(
-            compiled(x), conditioned_tokens(x, method=method), rtol=1e-5, atol=1e-5
-        )
+        torch.testing.assert_close(compiled(x), conditioned_tokens(x, method=method), rtol=1e-5, atol=1e-5)
     assert counter.frame_count <= 2
 
 
 def test_c2_the_module_has_no_state_and_no_mode() -> None:
     module = TokenConditioner(ConditioningConfig(rescale="frobenius"))
-    assert (
-        not module.state_dict()
-        and not list(module.parameters())
-        and not list(module.buffers())
-    )
+    assert not module.state_dict() and not list(module.parameters()) and not list(module.buffers())
     x = random(2, 6, 4, dtype=torch.float32)
     assert torch.equal(module.train()(x), module.eval()(x))
     assert torch.equal(module(x), conditioned_tokens(x, rescale="frobenius"))
@@ -405,18 +358,14 @@ def test_c2_the_module_has_no_state_and_no_mode() -> None:
 
 
 def test_the_module_passes_every_option_on() -> None:
-    config = ConditioningConfig(
-        method="svd", null_space="complete", rank_tol=0.1, gradient="exact"
-    )
+    config = ConditioningConfig(method="svd", null_space="complete", rank_tol=0.1, gradient="exact")
     x = random(6, 4).requires_grad_()
     x.data[:, 3] = 0
     mask = torch.tensor([True] * 5 + [False])
     y = TokenConditioner(config)(x, mask)
     torch.testing.assert_close(
         y,
-        conditioned_tokens(
-            x, mask, method="svd", null_space="complete", rank_tol=0.1, gradient="exact"
-        ),
+        conditioned_tokens(x, mask, method="svd", null_space="complete", rank_tol=0.1, gradient="exact"),
     )
 
 

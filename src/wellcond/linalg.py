@@ -2,8 +2,7 @@
 
 Tokens are X = U S Vᵀ (thin SVD, σ₁ ≥ σ₂ ≥ …) of shape ``(..., N, d)``: N tokens, d features.
 ``r`` is the numerical rank, ``U_r`` and ``V_r`` the first r columns of U and V, and the polar factor is
-F = U_r V_rᵀ. Everything here is computed in float64, because a float32 Gram matrix loses the bound
-κ(X+C) ≤ 2 from κ(X) ≈ 1e3 on.
+F = U_r V_rᵀ. How F is computed is the subject of `wellcond.decompositions`; here is what it is, and its derivative.
 
 One policy for what is not finite, for every method: a matrix with a NaN or an infinity in a real row has
 κ = κ⁺ = σ = NaN, rank −1 and a factor full of NaN. Its neighbours in the batch are not touched.
@@ -13,27 +12,18 @@ from __future__ import annotations
 
 import functools
 import random
-import warnings
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
+
+from wellcond.decompositions import decompose, onto_range, power_of_two, to_float64, tolerance
 
 Method = Literal["auto", "svd", "gram"]
 NullSpace = Literal["range", "complete"]
 
 ROUNDING_SAFETY = 8.0
 """The rank tolerance in units of the rounding noise of the input (DESIGN, "Numerical rank")."""
-
-DECOMPOSITION_NOISE = 16.0 * torch.finfo(torch.float64).eps
-"""Singular values below this share of σ₁ are noise of a float64 decomposition, whatever the input's dtype."""
-
-GRAM_NOISE = (8.0 * torch.finfo(torch.float64).eps) ** 0.5
-"""The same after squaring: XᵀX in float64 carries no singular value below this share of σ₁."""
-
-ISOMETRY_ERROR = 2e-4
-"""‖FᵀF − V_r V_rᵀ‖ (largest entry) up to which a factor keeps κ⁺(X+C) ≤ 2.002."""
 
 
 class Spectrum(NamedTuple):
@@ -58,9 +48,7 @@ class Polar(NamedTuple):
 
 
 @torch.no_grad()
-def spectrum(
-    x: Tensor, mask: Tensor | None = None, rank_tol: float | None = None
-) -> Spectrum:
+def spectrum(x: Tensor, mask: Tensor | None = None, rank_tol: float | None = None) -> Spectrum:
     """Singular values at both ends, numerical rank, κ and κ⁺ of every matrix in a batch.
 
     Definition 4.1 of the paper: κ(X) = σ_max/σ_min over the min(N, d) singular values, N counting real rows
@@ -86,20 +74,20 @@ def spectrum(
     (3.0, 2)
     """
     tokens = real_rows(x, mask, rank_tol)
-    tokens, n_real, bad, scale = _prepare(tokens, mask)
     n, d = x.shape[-2:]
     out_dtype = torch.promote_types(x.dtype, torch.float32)
     if n == 0 or d == 0 or x.numel() == 0:
         zero = x.new_zeros(x.shape[:-2], dtype=out_dtype)
         return Spectrum(zero, zero.clone(), zero.long(), zero.clone(), zero.clone())
 
-    noise = _relative_noise(
-        x, n_real, d
-    )  # before autocast is off: its dtype sets the rounding noise
+    n_real = _count_real(x, mask)
+    noise = _relative_noise(x, n_real, d)  # before autocast is off: its dtype sets the rounding noise
     with torch.autocast(x.device.type, enabled=False):
+        scale, bad = power_of_two(tokens)
+        tokens = torch.where(bad[..., None, None], 0.0, to_float64(tokens, scale))
         sigma = torch.linalg.svdvals(tokens)
         sigma_max = sigma[..., 0]
-        tol = _tolerance(tokens, sigma_max, noise, rank_tol)
+        tol = tolerance(torch.linalg.matrix_norm(tokens), sigma_max, noise, rank_tol)
         count = n_real.clamp(max=d)
         inside = torch.arange(sigma.shape[-1], device=x.device) < count[..., None]
         rank = ((sigma > tol[..., None]) & inside).sum(-1)
@@ -193,9 +181,7 @@ def polar(
             code = _code_of_real_rows(tokens, mask)
             outside = code - factor @ (factor.mT @ code)
             outside = outside - (outside @ factor.mT) @ factor
-            filling, _, _ = _tall_polar(
-                outside, torch.zeros_like(noise), missing, 0.0, "svd"
-            )
+            filling, _, _ = _tall_polar(outside, torch.zeros_like(noise), missing, 0.0, "svd")
             factor = factor + filling
         if mask is not None:  # a decomposition leaves rounding noise there
             factor = torch.where(mask[..., None], factor, 0.0)
@@ -207,8 +193,9 @@ def _tall_polar(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`polar` in either orientation: the decomposition always works on the small side."""
     wide = x.shape[-2] < x.shape[-1]
+    vectors = x.requires_grad and torch.is_grad_enabled()
     factor, sigma_max, rank, _, _ = _PolarFactor.apply(
-        x.mT if wide else x, noise, max_rank, rank_tol, method
+        x.mT if wide else x, noise, max_rank, rank_tol, method, vectors
     )
     return (factor.mT if wide else factor), sigma_max, rank
 
@@ -228,26 +215,22 @@ class _PolarFactor(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: Tensor, noise: Tensor, max_rank: Tensor, rank_tol: float, method: str
+        x: Tensor, noise: Tensor, max_rank: Tensor, rank_tol: float, method: str, vectors: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        factor, sigma_max, rank, v, sigma = decompose(
-            x, noise, max_rank, rank_tol, method
-        )
+        factor, sigma_max, rank, v, sigma = decompose(x, noise, max_rank, rank_tol, method, vectors)
         return factor, sigma_max, rank, v, sigma
 
     @staticmethod
-    def setup_context(
-        ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
-    ) -> None:
-        factor, _, rank, v, sigma = output
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _, _, rank, v, sigma = output
         ctx.mark_non_differentiable(rank, v, sigma)
-        ctx.save_for_backward(inputs[0], factor, v, sigma, inputs[1])
+        ctx.save_for_backward(inputs[0], v, sigma, inputs[1])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
-        x, factor, v, sigma, noise = ctx.saved_tensors
-        grad = _PolarBackward.apply(x, factor, v, sigma, noise, grads[0], grads[1])
-        return grad, None, None, None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        x, v, sigma, noise = ctx.saved_tensors
+        grad = _PolarBackward.apply(x, v, sigma, noise, grads[0], grads[1])
+        return grad, None, None, None, None, None
 
 
 class _PolarBackward(torch.autograd.Function):
@@ -256,19 +239,9 @@ class _PolarBackward(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        x: Tensor,
-        factor: Tensor,
-        v: Tensor,
-        sigma: Tensor,
-        noise: Tensor,
-        g: Tensor,
-        g_sigma: Tensor,
-    ) -> Tensor:
+    def forward(x: Tensor, v: Tensor, sigma: Tensor, noise: Tensor, g: Tensor, g_sigma: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
-            grad = polar_adjoint(
-                factor.to(v.dtype), v, sigma, noise, g.to(v.dtype), g_sigma.to(v.dtype)
-            )
+            grad = polar_adjoint(x.to(v.dtype), v, sigma, noise, g.to(v.dtype), g_sigma.to(v.dtype))
         return grad.to(x.dtype)
 
     @staticmethod
@@ -283,162 +256,26 @@ class _PolarBackward(torch.autograd.Function):
         )
 
 
-def polar_adjoint(
-    f: Tensor, v: Tensor, sigma: Tensor, noise: Tensor, g: Tensor, g_sigma: Tensor
-) -> Tensor:
-    """The adjoint of dF and dσ₁ above. f, g ``(..., N, d)``; v ``(..., d, d)``; sigma ``(..., d)``, 0 beyond r."""
+def polar_adjoint(x: Tensor, v: Tensor, sigma: Tensor, noise: Tensor, g: Tensor, g_sigma: Tensor) -> Tensor:
+    """The adjoint of dF and dσ₁ above. x, g ``(..., N, d)``; v ``(..., d, d)``; sigma ``(..., d)``, 0 beyond r."""
     inside = (sigma > 0).to(v.dtype)
     inverse = torch.where(sigma > 0, 1 / sigma, 0.0)
     pair_sum = sigma[..., :, None] + sigma[..., None, :]
     both = inside[..., :, None] * inside[..., None, :]
 
+    shrunk = (v * inverse[..., None, :]) @ v.mT
+    f = x @ shrunk
     fg = f.mT @ g
     a = v.mT @ fg @ v
     turned = v @ ((a - a.mT) * both / torch.where(both > 0, pair_sum, 1.0)) @ v.mT
-    shrunk = (v * inverse[..., None, :]) @ v.mT
-    onto = (v * inside[..., None, :]) @ v.mT
     fro = sigma.square().sum(-1, keepdim=True).sqrt()
     top = ((sigma >= sigma[..., :1] - noise[..., None] * fro) & (sigma > 0)).to(v.dtype)
     top = top / top.sum(-1, keepdim=True).clamp(min=1)
     leading = (v * top[..., None, :]) @ v.mT
 
     return (
-        f @ (turned + shrunk @ (fg - fg @ onto) + g_sigma[..., None, None] * leading)
+        f @ (turned + shrunk @ (fg - fg @ onto_range(v, sigma)) + g_sigma[..., None, None] * leading)
         + (g - f @ fg) @ shrunk
-    )
-
-
-# ------------------------------------------------------------------------- decompositions of a tall matrix
-
-
-@torch.library.custom_op("wellcond::decompose", mutates_args=())
-def decompose(
-    x: Tensor, noise: Tensor, max_rank: Tensor, rank_tol: float, method: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """F, σ₁, r, V and σ of tall X ``(..., N, d)``; σ is 0 beyond the rank, V orthogonal, both float64.
-
-    One opaque operator, so that checks and fallbacks, which look at values, survive ``torch.compile`` and vmap.
-    ``noise`` ``(...)`` is the rounding noise relative to ‖X‖_F; ``rank_tol`` < 0 means "use it".
-    """
-    x64, n_real, bad, scale = _prepare(x, None)
-    with torch.autocast(x.device.type, enabled=False):
-        work = DECOMPOSITIONS[method if method != "auto" else choose_method(x)]
-        factor, v, sigma = work(x64, noise, None if rank_tol < 0 else rank_tol)
-        kept = torch.arange(sigma.shape[-1], device=x.device) < max_rank[..., None]
-        if not kept.all():
-            sigma = sigma * kept
-            factor = factor @ ((v * (sigma > 0)[..., None, :]) @ v.mT)
-        rank = torch.where(bad, -1, (sigma > 0).sum(-1))
-        factor = torch.where(bad[..., None, None], torch.nan, factor).to(x.dtype)
-        sigma_max = torch.where(bad, torch.nan, torch.ldexp(sigma[..., 0], scale)).to(
-            x.dtype
-        )
-        sigma = torch.where(
-            bad[..., None], torch.nan, torch.ldexp(sigma, scale[..., None])
-        )
-    return factor, sigma_max, rank, v, sigma
-
-
-@decompose.register_fake
-def _(
-    x: Tensor, noise: Tensor, max_rank: Tensor, rank_tol: float, method: str
-) -> tuple[Tensor, ...]:
-    batch, d = x.shape[:-2], x.shape[-1]
-    return (
-        torch.empty_like(x, memory_format=torch.contiguous_format),
-        x.new_empty(batch),
-        x.new_empty(batch, dtype=torch.long),
-        x.new_empty((*batch, d, d), dtype=torch.float64),
-        x.new_empty((*batch, d), dtype=torch.float64),
-    )
-
-
-@decompose.register_vmap  # type: ignore[misc]
-def _(
-    info: Any, in_dims: tuple[int | None, ...], *args: Any
-) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    def lead(value: Any, dim: int | None) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return (
-            value.expand(info.batch_size, *value.shape)
-            if dim is None
-            else value.movedim(dim, 0)
-        )
-
-    outputs = decompose(
-        *(lead(value, dim) for value, dim in zip(args, in_dims, strict=True))
-    )
-    return outputs, (0,) * len(outputs)
-
-
-def svd_polar(
-    x: Tensor, noise: Tensor, rank_tol: float | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The reference: F = U_r V_rᵀ from the thin SVD. x float64 ``(..., N, d)``, N ≥ d; returns F, V, σ."""
-    u, sigma, vh = torch.linalg.svd(x, full_matrices=False)
-    tol = _tolerance(x, sigma[..., 0], noise, rank_tol)
-    inside = sigma > tol[..., None]
-    return (u * inside[..., None, :]) @ vh, vh.mT.contiguous(), sigma * inside
-
-
-def gram_polar(
-    x: Tensor, noise: Tensor, rank_tol: float | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """F = X V_r S⁻¹ V_rᵀ from XᵀX = V S² Vᵀ. x float64 ``(..., N, d)``, N ≥ d; returns F, V, σ.
-
-    Samples whose small singular values drown in the squared rounding noise are done again by `svd_polar`.
-    """
-    eigenvalues, v = torch.linalg.eigh(x.mT @ x)
-    sigma, v = eigenvalues.flip(-1).clamp(min=0).sqrt(), v.flip(-1)
-    sigma_max = sigma[..., :1]
-    tol = _tolerance(x, sigma[..., 0], noise, rank_tol)[..., None]
-    inside = sigma > tol
-    inverse = torch.where(inside, 1 / sigma, 0.0)
-    factor = x @ ((v * inverse[..., None, :]) @ v.mT)
-    sigma = sigma * inside
-
-    onto = (v * inside[..., None, :]) @ v.mT
-    isometry_error = (factor.mT @ factor - onto).abs().amax((-2, -1))
-    undecided = ((tol < GRAM_NOISE * sigma_max) & ~inside).any(-1)
-    failed = undecided | ~(isometry_error <= ISOMETRY_ERROR)
-    if failed.any():
-        warn_fallback(
-            "gram",
-            int(failed.sum()),
-            failed.numel(),
-            tuple(x.shape),
-            float(isometry_error.max()),
-        )
-        failed = failed.expand(x.shape[:-2])
-        factor[failed], v[failed], sigma[failed] = svd_polar(
-            x[failed], noise[failed], rank_tol
-        )
-    return factor, v, sigma
-
-
-DECOMPOSITIONS: dict[
-    str, Callable[[Tensor, Tensor, float | None], tuple[Tensor, Tensor, Tensor]]
-] = {
-    "svd": svd_polar,
-    "gram": gram_polar,
-}
-
-
-def choose_method(x: Tensor) -> str:
-    """What ``method="auto"`` means for tall x ``(..., N, d)``: float64 input outruns its own Gram matrix."""
-    return "svd" if x.dtype == torch.float64 else "gram"
-
-
-def warn_fallback(
-    method: str, failed: int, total: int, shape: tuple[int, ...], residual: float
-) -> None:
-    """One warning per process and place (Python's default filter shows a repeated text once)."""
-    warnings.warn(
-        f"method={method!r} cannot keep κ⁺(X+C) ≤ 2.002 on {failed} of {total} matrices of shape {shape} "
-        f"(isometry error {residual:.1e}); they were done by method='svd', which is slower. "
-        f"Pass method='svd', or a rank_tol above the noise, to avoid doing them twice.",
-        stacklevel=2,
     )
 
 
@@ -464,9 +301,7 @@ def position_code(n: int, d: int) -> Tensor:
 @functools.lru_cache(maxsize=16)
 def _orthogonal_block(b: int, d: int) -> Tensor:
     uniform = random.Random(b)
-    entries = torch.tensor(
-        [uniform.random() for _ in range(d * d)], dtype=torch.float64
-    )
+    entries = torch.tensor([uniform.random() for _ in range(d * d)], dtype=torch.float64)
     q, r = torch.linalg.qr(2 * entries.reshape(d, d) - 1)
     return q * r.diagonal().sign()
 
@@ -491,17 +326,13 @@ def real_rows(x: Tensor, mask: Tensor | None, rank_tol: float | None = None) -> 
             f"tokens must be a real floating tensor (..., N, d), got {kind}; convert with .float()"
         )
     if x.ndim < 2:
-        raise ValueError(
-            f"tokens need at least two axes (..., N, d), got shape {tuple(x.shape)}"
-        )
+        raise ValueError(f"tokens need at least two axes (..., N, d), got shape {tuple(x.shape)}")
     if rank_tol is not None and not 0.0 <= rank_tol < 1.0:
         raise ValueError(f"rank_tol is a share of σ₁ in [0, 1), got {rank_tol}")
     if mask is None:
         return x
     if mask.dtype != torch.bool:
-        raise TypeError(
-            f"mask must be bool with True = a real token, got {mask.dtype}; use mask.bool()"
-        )
+        raise TypeError(f"mask must be bool with True = a real token, got {mask.dtype}; use mask.bool()")
     if mask.shape != x.shape[:-1]:
         raise ValueError(
             f"mask has shape {tuple(mask.shape)}, tokens {tuple(x.shape)} need {tuple(x.shape[:-1])}; "
@@ -514,9 +345,7 @@ def choose(name: str, value: str, options: Any) -> None:
     """Raise unless ``value`` is one of the values of the Literal type ``options``."""
     allowed = get_args(options)
     if value not in allowed:
-        raise ValueError(
-            f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}"
-        )
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
 def _count_real(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -525,45 +354,9 @@ def _count_real(x: Tensor, mask: Tensor | None) -> Tensor:
     return torch.full(x.shape[:-2], x.shape[-2], dtype=torch.long, device=x.device)
 
 
-def _prepare(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """X in float64, scaled by a power of two to entries near 1 so that squares neither overflow nor vanish.
-
-    Returns the scaled matrix (zero where not finite), the number of real rows, where it was not finite,
-    and the exponent that undoes the scaling.
-    """
-    n_real = _count_real(x, mask)
-    bad = ~torch.isfinite(x).all(-1).all(-1)
-    x64 = torch.where(bad[..., None, None], 0.0, x.to(torch.float64))
-    if x.numel() == 0:
-        return x64, n_real, bad, torch.zeros_like(n_real)
-    exponent = torch.frexp(x64.abs().amax((-2, -1))).exponent
-    # Two halves, because 2^-exponent itself can overflow for subnormal numbers.
-    half = (-exponent) // 2
-    x64 = torch.ldexp(
-        torch.ldexp(x64, half[..., None, None]), (-exponent - half)[..., None, None]
-    )
-    return x64, n_real, bad, exponent
-
-
 def _relative_noise(x: Tensor, n_real: Tensor, d: int) -> Tensor:
     """8·eps·(1/√N + 1/√d): the default rank tolerance relative to ‖X‖_F, float64 ``(...)``."""
     eps = torch.finfo(x.dtype).eps
     if torch.is_autocast_enabled(x.device.type):
         eps = max(eps, torch.finfo(torch.get_autocast_dtype(x.device.type)).eps)
-    return (
-        ROUNDING_SAFETY
-        * eps
-        * (n_real.clamp(min=1).double().rsqrt() + max(d, 1) ** -0.5)
-    )
-
-
-def _tolerance(
-    x: Tensor, sigma_max: Tensor, noise: Tensor, rank_tol: float | None
-) -> Tensor:
-    """The singular value up to which a direction counts as zero, ``(...)``."""
-    wanted = (
-        rank_tol * sigma_max
-        if rank_tol is not None
-        else noise * torch.linalg.matrix_norm(x)
-    )
-    return cast(Tensor, torch.maximum(wanted, DECOMPOSITION_NOISE * sigma_max))
+    return ROUNDING_SAFETY * eps * (n_real.clamp(min=1).double().rsqrt() + max(d, 1) ** -0.5)

@@ -1,0 +1,338 @@
+"""Decompositions of a tall matrix: ``svd`` (the reference) and ``gram`` (a symmetric eigenproblem).
+
+Both give F = U_r V_rᵀ with V and σ of X = U S Vᵀ, X ``(..., N, d)`` with N ≥ d. `wellcond::decompose` is
+one opaque operator around them, so that checks and fallbacks, which look at values, survive ``torch.compile``,
+``vmap`` and autograd.
+
+Precision of ``gram``. XᵀX squares κ, so it is formed in float64 (2e-16·κ² is 2e-4 at κ = 1e6), which costs
+two float32 products, or 1.25 with the lower half left out. Directions below `DROWNED`·σ₁ are done again
+from X itself, projected on them. F = X·(V S⁻¹ Vᵀ) is applied in float32 where κ allows it, else in float64.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+DECOMPOSITION_NOISE = 16.0 * torch.finfo(torch.float64).eps
+"""Singular values below this share of σ₁ are noise of a float64 decomposition, whatever the input's dtype."""
+
+GRAM_NOISE = (8.0 * torch.finfo(torch.float64).eps) ** 0.5
+"""The same after squaring: XᵀX in float64 carries no singular value below this share of σ₁."""
+
+DROWNED = 1e-5
+"""Below this share of σ₁ XᵀX in float64 knows a singular vector to worse than 1e-5: project and do it again."""
+
+KEPT_APART = 1e-4
+"""What is projected out for that: directions above this share of σ₁, which XᵀX knows to 1e-7."""
+
+FLOAT32_KAPPA = 1e3
+"""κ up to which F = X·(V S⁻¹ Vᵀ) is applied in float32: its rounding error is about 6e-8·κ."""
+
+ISOMETRY_ERROR = 1e-4
+"""Largest ‖(FᵀF − V_r V_rᵀ)z‖ over the Gaussian probes z that passes.
+
+With E = FᵀF − V_r V_rᵀ a factor keeps κ⁺(X+C) ≤ 2.002 up to ‖E‖₂ = 1.3e-3. If E has one direction, ‖Ez‖ stays
+below ‖E‖₂/13 with probability 0.06 for one Gaussian z and 2e-10 for all eight; if it has more, with less.
+FᵀX needs no check of its own in ``gram``: F = X·P with P = V diag(≥ 0) Vᵀ positive semidefinite whatever
+`eigh` returned, and then PXᵀXP = V_r V_rᵀ makes FᵀX = P·XᵀX the (semidefinite) inverse of P on the range."""
+
+PROBES = 8
+BLOCK_ENTRIES = 1 << 18
+SMALL_SAMPLE = 1 << 15
+"""Samples with fewer entries than this are worked on together; larger ones one at a time, in cache."""
+
+
+# ---------------------------------------------------------------------------------------- the operator
+
+
+@torch.library.custom_op("wellcond::decompose", mutates_args=())
+def decompose(
+    x: Tensor, noise: Tensor, max_rank: Tensor, rank_tol: float, method: str, vectors: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """F, σ₁, r, V and σ of tall X ``(..., N, d)``, float32 or float64; σ is 0 beyond the rank.
+
+    ``noise`` ``(...)`` is the rounding noise relative to ‖X‖_F; ``rank_tol`` < 0 means "use it". ``max_rank``
+    ``(...)`` keeps only the largest directions. V comes back empty unless ``vectors``.
+    """
+    batch, (n, d) = x.shape[:-2], x.shape[-2:]
+    count = batch.numel()
+    flat, flat_noise, flat_rank = x.reshape(count, n, d), noise.reshape(count), max_rank.reshape(count)
+    tol = None if rank_tol < 0 else rank_tol
+    factor = torch.empty_like(flat, memory_format=torch.contiguous_format)
+    sigma = x.new_empty((count, d), dtype=torch.float64)
+    v = x.new_empty((count, d, d) if vectors else (count, 0, 0), dtype=torch.float64)
+    work = DECOMPOSITIONS[method if method != "auto" else choose_method(x)]
+
+    def do(part: slice) -> int:
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            v_part, sigma_part, failed = work(flat[part], flat_noise[part], tol, factor[part])
+            kept = torch.arange(d, device=x.device) < flat_rank[part, None]
+            if not kept.all():
+                sigma_part = sigma_part * kept
+                factor[part] = factor[part].double() @ onto_range(v_part, sigma_part)
+            sigma[part] = sigma_part
+            if vectors:
+                v[part] = v_part
+            return failed
+
+    failed = sum(_for_each(do, list(_parts(flat)), x.device))
+    if failed:
+        warn_fallback(failed, count, (n, d))
+    bad = sigma[:, 0].isnan()
+    return (
+        factor.view(x.shape),
+        sigma[:, 0].to(x.dtype, copy=True).reshape(batch),
+        torch.where(bad, -1, (sigma > 0).sum(-1)).reshape(batch),
+        v.view(*batch, *v.shape[1:]),
+        sigma.view(*batch, d),
+    )
+
+
+@decompose.register_fake
+def _(
+    x: Tensor, noise: Tensor, max_rank: Tensor, rank_tol: float, method: str, vectors: bool
+) -> tuple[Tensor, ...]:
+    batch, d = x.shape[:-2], x.shape[-1]
+    return (
+        torch.empty_like(x, memory_format=torch.contiguous_format),
+        x.new_empty(batch),
+        x.new_empty(batch, dtype=torch.long),
+        x.new_empty((*batch, d, d) if vectors else (*batch, 0, 0), dtype=torch.float64),
+        x.new_empty((*batch, d), dtype=torch.float64),
+    )
+
+
+@decompose.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    def lead(value: Any, dim: int | None) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+
+    outputs = decompose(*(lead(value, dim) for value, dim in zip(args, in_dims, strict=True)))
+    return outputs, (0,) * len(outputs)
+
+
+def _parts(x: Tensor) -> Iterator[slice]:
+    """Samples done together. It depends on their shape alone, so that a sample's result does not depend on
+    its neighbours, and on accelerators, which want everything at once, it is the whole batch."""
+    step = max(1, SMALL_SAMPLE // max(1, x[0].numel())) if x.device.type == "cpu" else len(x)
+    for start in range(0, len(x), step):
+        yield slice(start, start + step)
+
+
+def _for_each(do: Callable[[slice], int], parts: list[slice], device: torch.device) -> list[int]:
+    """`do` on every part; on a CPU with several threads side by side, one thread each.
+
+    LAPACK on one small matrix does not profit from threads, a batch does. The threads live for one call: a
+    pool that outlived it would hang in a forked data loader. Each starts with torch's own number of threads
+    and then turns to one for itself; the last line gives later threads of the process their default back.
+    """
+    threads = torch.get_num_threads()
+    workers = min(threads, len(parts))
+    if device.type != "cpu" or workers < max(2, threads // 2):
+        return [do(part) for part in parts]
+
+    def alone() -> None:
+        torch.get_num_threads()  # the first call in a thread sets the process's default; only then may it change
+        torch.set_num_threads(1)
+
+    try:
+        with ThreadPoolExecutor(workers, initializer=alone) as pool:
+            return list(pool.map(do, parts))
+    finally:
+        torch.set_num_threads(threads)
+
+
+# ------------------------------------------------------------------------------------------ the methods
+
+
+def svd_polar(x: Tensor, noise: Tensor, rank_tol: float | None, out: Tensor) -> tuple[Tensor, Tensor, int]:
+    """The reference: F = U_r V_rᵀ from the thin SVD in float64. x ``(b, N, d)``, N ≥ d.
+
+    Writes F to ``out``; returns V, σ and the number of samples that failed (none).
+    """
+    scale, bad = power_of_two(x)
+    x64 = to_float64(x, scale).masked_fill(bad[:, None, None], 0.0)
+    u, sigma, vh = torch.linalg.svd(x64, full_matrices=False)
+    inside = sigma > tolerance(torch.linalg.matrix_norm(x64), sigma[:, 0], noise, rank_tol)[:, None]
+    out.copy_((u * inside[:, None, :]) @ vh)
+    return vh.mT, unscale(sigma * inside, scale, bad, out), 0
+
+
+def gram_polar(x: Tensor, noise: Tensor, rank_tol: float | None, out: Tensor) -> tuple[Tensor, Tensor, int]:
+    """F = X V_r S⁻¹ V_rᵀ from XᵀX = V S² Vᵀ in float64. x ``(b, N, d)``, N ≥ d.
+
+    Writes F to ``out``; returns V, σ and the number of samples that failed the check, done again by `svd_polar`.
+    """
+    scale, bad = (
+        power_of_two(x) if x.dtype == torch.float64 else (None, None)
+    )  # float32 squares fit in float64
+    gram = gram_matrix(x, scale)
+    squares = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+    bad = ~squares.isfinite() if bad is None else bad
+    if bad.any():
+        gram, squares = gram.masked_fill(bad[:, None, None], 0.0), squares.masked_fill(bad, 0.0)
+    eigenvalues, v = torch.linalg.eigh(gram)
+    sigma, v = eigenvalues.flip(-1).clamp_(min=0).sqrt_(), v.flip(-1)
+    tol = tolerance(squares.sqrt(), sigma[:, 0], noise, rank_tol)
+    for i in drowned(sigma, tol).nonzero().flatten().tolist():
+        sigma[i], v[i] = resolve_small(
+            x[i : i + 1], None if scale is None else scale[i : i + 1], sigma[i], v[i]
+        )
+
+    inside = sigma > tol[:, None]
+    sigma = sigma * inside
+    inverse = torch.where(inside, 1 / sigma, 0.0)
+    root = (v * inverse[:, None, :]) @ v.mT
+    probes = gaussian_probes(x.shape[-1], x.device)
+    expected = ((probes.mT @ v) * inside[:, None, :]) @ v.mT
+
+    def passes() -> Tensor:
+        z = probes.mT.to(out.dtype)
+        error: Tensor = torch.linalg.vector_norm((z @ out.mT) @ out - expected, dim=-1).amax(-1)
+        return error <= ISOMETRY_ERROR
+
+    # In float32 only for a lone sample, so that no sample depends on its neighbours.
+    done = False
+    if len(x) == 1 and x.dtype == torch.float32 and float32_suffices(sigma, inverse):
+        torch.matmul(x, root.float(), out=out)
+        done = bool(passes() | bad)
+    if not done:
+        apply(x, scale, root, out)
+    failed = ~(passes() | bad)
+    sigma = unscale(sigma, scale, bad, out)
+    if failed.any():
+        replacement = torch.empty_like(out[failed])
+        v[failed], sigma[failed], _ = svd_polar(x[failed], noise[failed], rank_tol, replacement)
+        out[failed] = replacement
+    return v, sigma, int(failed.sum())
+
+
+def float32_suffices(sigma: Tensor, inverse: Tensor) -> bool:
+    """Whether X·(V S⁻¹ Vᵀ) may be formed in float32: κ moderate, and no entry near the ends of its range."""
+    largest, steepest = float(sigma.max()), float(inverse.max())
+    return largest * steepest <= FLOAT32_KAPPA and largest < 1e30 and steepest < 1e30
+
+
+def drowned(sigma: Tensor, tol: Tensor) -> Tensor:
+    """Which matrices have a direction that counts, or may count, and that XᵀX does not know well: bool ``(b,)``."""
+    sigma_max = sigma[..., :1]
+    may_count = sigma > tol[..., None] / 2
+    unknown = (tol < 2 * GRAM_NOISE * sigma_max[..., 0])[..., None]
+    return cast(Tensor, ((may_count | unknown) & (sigma < DROWNED * sigma_max)).any(-1))
+
+
+def resolve_small(x: Tensor, scale: Tensor | None, sigma: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """σ ``(d,)`` and V ``(d, d)`` of one matrix again, small directions from the Gram matrix of X projected on them.
+
+    Beside directions of size 1 XᵀX carries an error 2e-16; without those above 1e-4 it carries 2e-24.
+    """
+    large = int((sigma >= KEPT_APART * sigma[0]).sum())
+    eigenvalues, turn = torch.linalg.eigh(gram_matrix(x, scale, v[:, large:])[0])
+    small = eigenvalues.flip(-1).clamp(min=0).sqrt()
+    return torch.cat([sigma[:large], small]), torch.cat([v[:, :large], v[:, large:] @ turn.flip(-1)], dim=-1)
+
+
+DECOMPOSITIONS: dict[str, Callable[[Tensor, Tensor, float | None, Tensor], tuple[Tensor, Tensor, int]]] = {
+    "svd": svd_polar,
+    "gram": gram_polar,
+}
+
+
+def choose_method(x: Tensor) -> str:
+    """What ``method="auto"`` means for tall x ``(..., N, d)``: float64 input outruns its own Gram matrix."""
+    return "svd" if x.dtype == torch.float64 else "gram"
+
+
+def warn_fallback(failed: int, total: int, shape: tuple[int, int]) -> None:
+    """One warning per process and place (Python's default filter shows a repeated text once)."""
+    warnings.warn(
+        f"method='gram' cannot keep κ⁺(X+C) ≤ 2.002 on {failed} of {total} matrices of shape {shape}; they were "
+        f"done again by method='svd'. Pass method='svd', or a rank_tol above the noise, to avoid doing them twice.",
+        stacklevel=2,
+    )
+
+
+# -------------------------------------------------------------------------------------------- their parts
+
+
+def power_of_two(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The exponent ``(...)`` of the largest entry of every matrix, 0 where it is not finite, and where that is."""
+    largest = torch.maximum(x.amax((-2, -1)), -x.amin((-2, -1)))
+    bad = ~largest.isfinite()
+    return torch.where(bad, 0, torch.frexp(largest.double()).exponent), bad
+
+
+def to_float64(x: Tensor, scale: Tensor | None) -> Tensor:
+    """X·2^-scale in float64, in two steps because 2^-scale itself can overflow for subnormal numbers."""
+    if scale is None:
+        return x.double()
+    half = (-scale) // 2
+    one = torch.ones_like(scale, dtype=torch.float64)
+    return (
+        x.double()
+        * torch.ldexp(one, half)[..., None, None]
+        * torch.ldexp(one, -scale - half)[..., None, None]
+    )
+
+
+def unscale(sigma: Tensor, scale: Tensor | None, bad: Tensor, out: Tensor) -> Tensor:
+    """σ·2^scale, and NaN in σ and F where X was not finite."""
+    sigma = sigma if scale is None else torch.ldexp(sigma, scale[:, None])
+    if bad.any():
+        out.masked_fill_(bad[:, None, None], torch.nan)
+        sigma = sigma.masked_fill(bad[:, None], torch.nan)
+    return sigma
+
+
+def row_blocks(x: Tensor) -> Iterator[slice]:
+    """Blocks of rows whose float64 copy stays in cache, and small beside X."""
+    rows = max(256, BLOCK_ENTRIES // max(1, len(x) * x.shape[-1]))
+    for start in range(0, x.shape[-2], rows):
+        yield slice(start, start + rows)
+
+
+def gram_matrix(x: Tensor, scale: Tensor | None, basis: Tensor | None = None) -> Tensor:
+    """XᵀX, or (XB)ᵀ(XB), in float64: ``(b, d, d)``. Of the symmetric result only the upper half, by blocks."""
+    d = x.shape[-1] if basis is None else basis.shape[-1]
+    out = x.new_zeros((len(x), d, d), dtype=torch.float64)
+    width = d if d < 128 else -(-d // 4)
+    for rows in row_blocks(x):
+        y = to_float64(x[:, rows], scale)
+        y = y if basis is None else y @ basis
+        for start in range(0, d, width):
+            stop = min(start + width, d)
+            out[:, start:stop, :stop] += y[:, :, start:stop].mT @ y[:, :, :stop]
+    for start in range(width, d, width):
+        out[:, :start, start : start + width] = out[:, start : start + width, :start].mT
+    return out
+
+
+def apply(x: Tensor, scale: Tensor | None, matrix: Tensor, out: Tensor) -> None:
+    """``out`` = X·matrix, multiplied in float64."""
+    for rows in row_blocks(x):
+        out[:, rows] = to_float64(x[:, rows], scale) @ matrix
+
+
+def onto_range(v: Tensor, sigma: Tensor) -> Tensor:
+    """V_r V_rᵀ."""
+    projector: Tensor = (v * (sigma > 0)[..., None, :]) @ v.mT
+    return projector
+
+
+def gaussian_probes(d: int, device: torch.device) -> Tensor:
+    """The same d×8 normal numbers in every call, ``float64``."""
+    return torch.randn(d, PROBES, generator=torch.Generator().manual_seed(d), dtype=torch.float64).to(device)
+
+
+def tolerance(fro: Tensor, sigma_max: Tensor, noise: Tensor, rank_tol: float | None) -> Tensor:
+    """The singular value up to which a direction counts as zero, ``(...)``."""
+    wanted = rank_tol * sigma_max if rank_tol is not None else noise * fro
+    return torch.maximum(wanted, DECOMPOSITION_NOISE * sigma_max)
