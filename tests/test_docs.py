@@ -6,10 +6,8 @@ import contextlib
 import dataclasses
 import io
 import re
-import shlex
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,6 +89,8 @@ def test_site_builds_without_a_warning(tmp_path: Path) -> None:
 def test_pictures_are_the_ones_that_are_drawn() -> None:
     """Every picture that a page shows is drawn by docs/draw.py, and every drawn one is shown."""
     shown = {
-        match for page in PAGES for match in re.findall(r"pictures/([\w-]+)\.svg", page.read_text(encoding="utf-8"))
+        match
+        for page in PAGES
+        for match in re.findall(r"pictures/([\w-]+)\.svg", page.read_text(encoding="utf-8"))
     }
     assert shown == {path.stem for path in (DOCS / "pictures").glob("*.svg")}
