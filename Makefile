@@ -37,7 +37,7 @@ models: $(DONE)
 	$(BIN)/python -m tests.sites.models
 
 docs: $(DONE)
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs-figures: $(DONE)
 	OMP_NUM_THREADS=1 $(BIN)/python docs/draw.py

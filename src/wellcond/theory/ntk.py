@@ -7,7 +7,6 @@ proportional to its eigenvalues. κ(Θ) is therefore the number that a condition
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel

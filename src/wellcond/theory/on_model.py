@@ -61,7 +61,7 @@ def on_model(model: nn.Module, images: Tensor, *, layer: int = 0) -> list[Tightn
 
     Theorem 4.4 and the fixed correction are evaluated on what enters the first block. Where a statement says
     A(X), X is what the attention of ``layer`` receives, which in these models has passed a LayerNorm; a bias
-    b of the projections is part of the weights, [X 1][W; bᵀ]. The scale 1/√d_k is part of W_Q. The comparisons
+    b of the projections is part of the weights, ``[X 1][W; bᵀ]``. The scale 1/√d_k is part of W_Q. The comparisons
     of before and after come twice: A(X+C) as in the paper, and A(LN(X+C)) as the conditioned model computes it,
     the correction before its norm.
 
