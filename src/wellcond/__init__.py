@@ -6,10 +6,8 @@ from wellcond.attach import (
     is_conditioned,
     leaks,
     remove_,
-    restore_,
-    save_config,
-    warn_if_forgotten,
 )
+from wellcond.checkpoint import restore_, save_config, warn_if_forgotten
 from wellcond.config import ConditioningConfig
 from wellcond.fold import fold_
 from wellcond.leak import leak

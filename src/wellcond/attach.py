@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 
 from torch import nn
 
 from wellcond.config import ConditioningConfig, Placement
 from wellcond.hooks import ReachedCheck, TokenHook, capture_for, drop_compiled_code, token_hooks
-from wellcond.memory import Memory, Record, forget, recall, warn_unlike
+from wellcond.memory import Memory, forget, warn_unlike
 from wellcond.sites import REGISTRY, Found, Layout, Site
 from wellcond.static import PositionCode, StaticHook
 from wellcond.table import TableConditioner, TableHook
 from wellcond.tokens import TokenConditioner
-
-CONFIG_FILE = "wellcond.json"
 
 
 class ConditionHandle:
@@ -68,6 +64,10 @@ def condition_(
     a ``torch.save`` of the model is conditioned too, independently. Already compiled code is dropped, so that
     attaching after ``torch.compile`` takes effect at the next call.
 
+    The scope, where ``config`` leaves it open, is ``"table"`` on a causal model and ``"sample"`` on every other; of an
+    encoder and decoder the encoder is conditioned. With ``"table"`` and ``inputs_embeds``, what the model's own
+    embedding returned is conditioned already and any other vector (a soft prompt) is taken as it is.
+
     Args:
         model: a model with one known transformer inside (see ``docs/models.md``), or any with ``site``.
         config: the options; default `ConditioningConfig()`.
@@ -79,7 +79,8 @@ def condition_(
 
     Raises:
         ValueError: the model is conditioned already, has no known site or several, ``site`` is not a
-            submodule, or the placement does not exist in this model. The message lists the candidates.
+            submodule, or the placement does not exist in this model; the message lists the candidates. Scope
+            ``"sample"`` on a causal model without ``allow_leak``; ``"table"`` on a model without a token embedding.
 
     >>> import torch
     >>> from torch import nn
@@ -91,7 +92,7 @@ def condition_(
     False
     """
     config = config or ConditioningConfig()
-    _refuse_second(model)
+    refuse_second(model)
     target = Target.of(model, config.placement, site, layout)
     config = dataclasses.replace(config, scope=config.scope or ("table" if target.causal else "sample"))
     warn_unlike(model, config)
@@ -112,12 +113,13 @@ def attach_(
 
     ``config`` is None for a transform that does not condition. Raises as `condition_`.
     """
-    _refuse_second(model)
+    refuse_second(model)
     target = Target.of(model, placement, site, layout)
     return _finish(target, target.hook(TokenHook, transform, config))
 
 
-def _refuse_second(model: nn.Module) -> None:
+def refuse_second(model: nn.Module) -> None:
+    """ValueError if ``model`` is conditioned already."""
     if token_hooks(model):
         raise ValueError(
             f"tokens of this {type(model).__name__} are conditioned already at "
@@ -259,89 +261,6 @@ def remove_(model: nn.Module) -> None:
     forget(model)
     if hooks:
         drop_compiled_code()
-
-
-def record_of(model: nn.Module) -> Record | None:
-    """How ``model`` is conditioned; None if it is not."""
-    for hook in token_hooks(model):
-        if hook.config is not None:
-            assert hook.memory is not None
-            return Record(hook.config, hook.site, hook.memory.known)
-    return None
-
-
-def warn_if_forgotten(model: nn.Module) -> None:
-    """Warn if ``model`` was loaded from a conditioned Hugging Face checkpoint but is not conditioned (so).
-
-    transformers does not know of wellcond, so ``from_pretrained`` itself is silent. This check runs in `measure`,
-    `ConditioningMonitor`, `condition_` (if the options differ), `leak` and `save_config`; call it yourself after
-    loading, or load with `restore_`.
-
-    >>> warn_if_forgotten(nn.Linear(2, 2))
-    """
-    record = record_of(model)
-    warn_unlike(model, None if record is None else record.config)
-
-
-def save_config(model: nn.Module, directory: str | Path) -> Path:
-    """Write how ``model`` is conditioned to ``directory/wellcond.json``, beside its checkpoint.
-
-    A Hugging Face model needs it not: its ``save_pretrained`` writes the same record into ``config.json``.
-
-    Raises ValueError if it is not conditioned. Returns the path of the file.
-    """
-    record = record_of(model)
-    if record is None:
-        warn_if_forgotten(model)
-        raise ValueError(f"this {type(model).__name__} is not conditioned; there is nothing to save")
-    path = Path(directory) / CONFIG_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record.to_dict(), indent=2) + "\n")
-    return path
-
-
-def restore_(model: nn.Module, directory: str | Path | None = None) -> ConditionHandle:
-    """Condition ``model`` the way its checkpoint was.
-
-    Args:
-        directory: where `save_config` wrote ``wellcond.json``; None for a Hugging Face model, whose own configuration
-            remembers.
-
-    Raises:
-        FileNotFoundError: no ``wellcond.json`` there.
-        ValueError: the record is not readable, there is none in ``model.config``, it is of another kind of model or
-            names a site that this model does not have, or as `condition_`.
-    """
-    if directory is None:
-        record, source = recall(model), "model.config.wellcond"
-        if record is None:
-            raise ValueError(
-                f"this {type(model).__name__} has no record of a conditioning in its configuration: it was not loaded "
-                f"from a conditioned Hugging Face checkpoint. If its folder has a {CONFIG_FILE}, call "
-                f"wellcond.restore_(model, folder); if it was trained conditioned, wellcond.condition_(model, config)"
-            )
-    else:
-        record, source = _read_record(Path(directory) / CONFIG_FILE), str(Path(directory) / CONFIG_FILE)
-    _refuse_second(model)
-    if record.model is None:
-        return condition_(model, record.config, site=record.site.module, layout=record.site.layout)
-    kind = type(find_known(model).module).__name__
-    if kind != record.model:
-        raise ValueError(f"{source} is of a {record.model}, but this {type(model).__name__} holds a {kind}")
-    return condition_(model, record.config)
-
-
-def _read_record(path: Path) -> Record:
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path} does not exist: that checkpoint was not saved with wellcond.save_config. A Hugging Face model "
-            f"remembers in its config.json: wellcond.restore_(model). If it was trained conditioned, call "
-            f"wellcond.condition_(model, config) with the same config"
-        )
-    try:
-        return Record.from_dict(json.loads(path.read_text()))
-    except ValueError as error:
-        raise ValueError(f"{path} is not a wellcond configuration: {error}") from error
 
 
 # ------------------------------------------------------------------------------------------- finding sites

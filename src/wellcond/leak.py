@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellcond.attach import warn_if_forgotten
+from wellcond.checkpoint import warn_if_forgotten
 from wellcond.running import undisturbed
 
 

@@ -265,3 +265,18 @@ def test_a_model_with_a_text_and_a_vision_half_must_choose():
         wc.condition_(model)
     wc.condition_(model["text"])
     assert wc.is_conditioned(model)
+
+
+@pytest.mark.parametrize("config", [None, SAMPLE, wc.ConditioningConfig(scope="static", sigma=2.0)])
+@pytest.mark.parametrize("name", ["Llama", "T5", "BERT"])
+def test_measuring_tokens_looked_up_by_the_caller(name, config):
+    """The rows are those of the same ids."""
+    model, batch = build(name), batch_of(name)
+    if config is not None:
+        wc.condition_(model, config)
+    ready = {key: value for key, value in batch.items() if key != "input_ids"}
+    with torch.no_grad():
+        ready["inputs_embeds"] = model.get_input_embeddings()(batch["input_ids"])
+    for one, other in zip(wc.measure(model, batch), wc.measure(model, ready), strict=True):
+        assert (one.site, one.layer, one.head, one.rank) == (other.site, other.layer, other.head, other.rank)
+        assert one.kappa == pytest.approx(other.kappa, rel=1e-3)

@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from wellcond.attach import find_known, place_of, warn_if_forgotten
+from wellcond.attach import find_known, place_of
+from wellcond.checkpoint import warn_if_forgotten
 from wellcond.hooks import CallCapture, OutputCapture, TokenHook, capture_for, token_hooks
 from wellcond.monitor.attention import AttentionReader, AttentionWatch
 from wellcond.monitor.rows import Reading, Row, read, summarise
@@ -102,6 +103,7 @@ class _Probes:
         self.token_mask: Tensor | None = None
         self.expected = ["tokens"]
         self.known: nn.Module | None = None
+        self.ready: tuple[str, str] | None = None
 
         known = REGISTRY.known_models(model)
         if known or not hooks:
@@ -110,6 +112,8 @@ class _Probes:
             self.known = found.module
             self.reader = found.sites.mask
             self.capture = capture_for(found)
+            if found.sites.ready is not None and found.sites.table is not None:
+                self.ready = found.sites.ready, Site(found.sites.table).below(found.path).module
         else:
             place = hooks[0].site
         self.watch(model, place, "tokens", first=False)
@@ -137,10 +141,29 @@ class _Probes:
             if place.side == "input"
             else module.register_forward_hook(on_output, prepend=first)
         )
-        if isinstance(self.capture, CallCapture) and first and place.side == "input" and module is self.known:
+        on_model = place.side == "input" and module is self.known
+        if self.ready is not None and place.module == self.ready[1]:
+            on_model = True
+            self.watch_ready(place, name, first)
+        if isinstance(self.capture, CallCapture) and first and on_model:
             # The mask must have been captured before a probe that was put in front of everything reads it.
+            assert self.known is not None
             self.capture.handle.remove()
-            self.capture.attach(module, first=True)
+            self.capture.attach(self.known, first=True)
+
+    def watch_ready(self, place: Site, name: str, first: bool) -> None:
+        """Also read tokens that the caller looked up and passes in place of ids."""
+        assert self.ready is not None
+        assert self.known is not None
+        assert isinstance(self.capture, CallCapture)
+        argument, i = self.ready[0], self.capture.index[self.ready[0]]
+
+        def on_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            tokens = args[i] if i < len(args) else kwargs.get(argument)
+            if tokens is not None:
+                self.take(name, place, tokens)
+
+        self.handles.append(self.known.register_forward_pre_hook(on_call, with_kwargs=True, prepend=first))
 
     def take(self, name: str, place: Site, tensor: Tensor) -> None:
         tokens = place.as_tokens(tensor)
