@@ -60,7 +60,8 @@ def work(rank: int, folder: Path, models: dict[str, nn.Module]) -> None:
     try:
         result = {
             "replicated": replicate(rank, models),
-            "sharded": shard(rank, NAMES),
+            "sharded": shard(rank, NAMES, late=False),
+            "sharded, then conditioned": shard(rank, NAMES, late=True),
             "late": attach_late(rank, "timm ViT"),
         }
         if rank == 0:
@@ -97,17 +98,20 @@ def test_ddp_equals_one_process(found: dict[str, Any], name: str) -> None:
     assert_equal_gradients(found["replicated"][name], alone(name))
 
 
-def shard(rank: int, names: list[str]) -> dict[str, dict[str, Tensor]]:
+def shard(rank: int, names: list[str], *, late: bool) -> dict[str, dict[str, Tensor]]:
+    """``late``: the model is conditioned after it was sharded."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (2,))
     found = {}
     for name in names:
-        model = conditioned(name)
+        model = MODELS[name].model().train() if late else conditioned(name)
         for layer in model.get_submodule(MODELS[name].layers).children():
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
+        if late:
+            wc.condition_(model)
         loss_of(model, four_samples(name)[2 * rank : 2 * rank + 2]).backward()
         found[name] = {key: p.grad.full_tensor() for key, p in model.named_parameters() if p.grad is not None}
         wc.remove_(model)
@@ -115,9 +119,10 @@ def shard(rank: int, names: list[str]) -> dict[str, dict[str, Tensor]]:
     return found
 
 
+@pytest.mark.parametrize("order", ["sharded", "sharded, then conditioned"])
 @pytest.mark.parametrize("name", NAMES)
-def test_fsdp_equals_one_process(found: dict[str, Any], name: str) -> None:
-    assert_equal_gradients(found["sharded"][name], alone(name))
+def test_fsdp_equals_one_process(found: dict[str, Any], name: str, order: str) -> None:
+    assert_equal_gradients(found[order][name], alone(name))
 
 
 def attach_late(rank: int, name: str) -> Any:
