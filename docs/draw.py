@@ -36,7 +36,7 @@ def cloud() -> Any:
     x = torch.randn(160, 2, generator=torch.Generator().manual_seed(0)) @ torch.tensor(
         [[2.0, 1.6], [0.0, 0.12]]
     )
-    figure, axes = plt.subplots(1, 2, figsize=(7.2, 3.4), sharex=True, sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(7.0, 3.4), sharex=True, sharey=True)
     pictures = ((x, WITHOUT, "X"), (wc.conditioned_tokens(x), WITH, "X + C"))
     for axis, (tokens, colour, name) in zip(axes, pictures, strict=True):
         axis.scatter(*tokens.T, s=9, color=colour, alpha=0.75, linewidths=0)
@@ -59,21 +59,21 @@ def spectrum() -> Any:
     """Singular values of one photograph's tokens in a ViT-B/16."""
     _, x = photograph_tokens()
     y = wc.conditioned_tokens(x)
-    figure, axis = plt.subplots(figsize=(7.2, 3.4))
+    figure, axis = plt.subplots(figsize=(7.0, 3.4))
     for tokens, colour, name in ((x, WITHOUT, "X"), (y, WITH, "X + C")):
         sigma = torch.linalg.svdvals(tokens.double())
         axis.semilogy(range(1, len(sigma) + 1), sigma, color=colour, lw=2)
         label = f"{name}: κ = {wc.condition_number(tokens):.3g}"
         axis.annotate(label, (len(sigma) * 0.55, sigma[len(sigma) // 2] * 1.25), color=colour, va="bottom")
     axis.set_xlabel("singular value, largest first")
-    axis.set_title("One photograph in a ViT-B/16 (random weights): 197 tokens, 768 features", loc="left")
+    axis.set_title("Singular values of 197 tokens with 768 features", loc="left")
     return figure
 
 
 def similarity() -> Any:
     """Cosine similarity between the tokens of one photograph."""
     _, x = photograph_tokens()
-    figure, axes = plt.subplots(1, 2, figsize=(7.2, 3.6), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(7.0, 3.6), layout="constrained")
     for axis, tokens, name in ((axes[0], x, "X"), (axes[1], wc.conditioned_tokens(x), "X + C")):
         directions = torch.nn.functional.normalize(tokens, dim=-1)
         shown = axis.imshow(
@@ -91,7 +91,7 @@ def layers() -> Any:
     torch.manual_seed(0)
     model = timm.create_model("vit_small_patch16_224").eval()
     images = load_images(model, None, 2)
-    figure, axis = plt.subplots(figsize=(7.2, 3.4))
+    figure, axis = plt.subplots(figsize=(7.0, 3.4))
     for name, colour in (("without", WITHOUT), ("with conditioned tokens", WITH)):
         if colour == WITH:
             wc.condition_(model)
@@ -109,7 +109,7 @@ def layers() -> Any:
 
 def scopes() -> Any:
     """Which token's correction depends on which token."""
-    figure, axes = plt.subplots(1, 3, figsize=(7.2, 2.9), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(7.0, 2.9), layout="constrained")
     ids = torch.randint(0, 60, (1, 12), generator=torch.Generator().manual_seed(1))
     for axis, scope in zip(axes, ("sample", "table", "static"), strict=True):
         torch.manual_seed(0)
@@ -144,7 +144,7 @@ def strength() -> Any:
     _, x = photograph_tokens()
     strengths = np.geomspace(0.1, 10, 41)
     cases = [fixed_correction(x, s) for s in strengths]
-    figure, axis = plt.subplots(figsize=(7.2, 3.4))
+    figure, axis = plt.subplots(figsize=(7.0, 3.4))
     axis.loglog(strengths, [case.left for case in cases], color=WITH, lw=2)
     axis.loglog(
         strengths,
@@ -158,7 +158,7 @@ def strength() -> Any:
     axis.axhline(2, color=WITHOUT, lw=1, ls=":")
     axis.annotate("2", (9, 2.1), color=WITHOUT)
     axis.set_xlabel("strength λ/σ₁")
-    axis.set_title("The fixed correction on one photograph in a ViT-B/16", loc="left")
+    axis.set_title("The fixed correction, one photograph", loc="left")
     return figure
 
 
@@ -166,7 +166,7 @@ def tangent_kernel() -> Any:
     """κ of tokens against κ of the tangent kernel, from the record."""
     path = HERE.parent / "records" / "2026-12-01-ntk" / "results.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    figure, axes = plt.subplots(1, 2, figsize=(7.2, 3.6), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(7.0, 3.6), sharey=True, layout="constrained")
     for axis, step in zip(axes, (0, 300), strict=True):
         for arm, (colour, marker) in CONTROLS.items():
             points = [(r["tokens"], r["kernel"]) for r in rows if r["arm"] == arm and r["step"] == step]
@@ -190,7 +190,7 @@ PICTURES: tuple[Callable[[], Any], ...] = (
 def main() -> None:
     matplotlib.use("svg")
     plt.rcParams |= {
-        "svg.hashsalt": "wellcond", "font.size": 10, "axes.titlesize": 10, "axes.spines.top": False,
+        "svg.hashsalt": "wellcond", "font.size": 11.5, "axes.titlesize": 11.5, "axes.spines.top": False,
         "axes.spines.right": False, "figure.constrained_layout.use": True,
     }  # fmt: skip
     for picture in PICTURES:
