@@ -111,7 +111,8 @@ def test_page_holds_all_it_promises(full):
 
 def test_infinite_kappa_is_shown_as_such_and_replaced_openly(full):
     text = Page(full.read_text(encoding="utf-8")).text
-    assert "∞" in text
+    assert "κ⁺ of tokens κ first layer κ all layers" in text
+    assert "κ⁺: σ₁/σᵣ over the numerical rank r, shown for every arm where κ is infinite in one." in text
     assert text.count("κ itself is infinite (a matrix is rank-deficient) in baseline") == 2  # curves and bars
     assert "inf" not in re.findall(r"\w+", text)
 
@@ -154,6 +155,20 @@ def test_one_seed_has_no_interval_and_says_so(tmp_path):
     assert "One seed, so no band." in page.text
 
 
+def test_table_and_bars_say_the_same(full):
+    page = Page(full.read_text(encoding="utf-8"))
+    (alt,) = [image["alt"] for image in page.all("img") if image["alt"].startswith("bars of κ⁺ averaged")]
+    kappa = re.search(r"baseline ([\d.,]+)", alt).group(1)
+    assert f"baseline n/a {kappa.rstrip(',')} " in page.text
+
+
+def test_without_rows_the_summary_s_kappa_is_shown(tmp_path):
+    options = {"arms": TWO, "infinite": ("baseline",), "rows": False, "spectra": False}
+    text = page_of(tmp_path / "run", **options).text
+    assert "baseline n/a ∞ 240 2,880" in text
+    assert "κ of tokens" in text
+
+
 def test_missing_rows_and_spectra_are_said(tmp_path):
     page = page_of(tmp_path / "run", arms=TWO, rows=False, spectra=False)
     assert "no rows.jsonl: κ was not measured" in page.text
@@ -179,6 +194,21 @@ def test_unfinished_runs_are_named(tmp_path):
 def test_single_arm_has_nothing_to_compare(tmp_path):
     page = page_of(tmp_path / "run", arms=("baseline",), rows=False, spectra=False)
     assert "nothing to compare it to" in page.text
+
+
+def test_pairs_are_those_of_the_statistics(full):
+    """By hand: mean ± t·s/√n of the paired differences."""
+    from scipy import stats
+
+    lines = [json.loads(line) for line in (full.parent / "results.jsonl").read_text().splitlines()]
+    value = {(line["arm"], line["seed"]): line["metrics"]["accuracy"] for line in lines}
+    gaps = [value["conditioned", seed] - value["positions", seed] for seed in range(3)]
+    low, high = stats.t.interval(0.95, 2, sum(gaps) / 3, stats.sem(gaps))
+    text = Page(full.read_text(encoding="utf-8")).text.replace("−", "-")
+    assert (
+        f"conditioned against positions {sum(gaps) / 3:+.2f} {low:+.2f} to {high:+.2f} no difference shown"
+        in text
+    )
 
 
 def test_no_hypotheses_is_said(tmp_path):

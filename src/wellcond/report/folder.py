@@ -48,12 +48,13 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Paired difference to the baseline over seeds; no interval (None) where one seed cannot give one."""
+    """Paired difference over ``n`` seeds; no interval (None) where one seed cannot give one."""
 
     mean: float
     low: float | None = None
     high: float | None = None
     effect: float | None = None
+    n: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Line:
     low: float | None = None
     high: float | None = None
     difference: Difference | None = None
-    verdict: str = ""
+    verdict: str | None = None
     kappa: Mapping[str, float] = dataclasses.field(default_factory=dict)
     relative_step_time: float | None = None
 
@@ -161,7 +162,7 @@ def read_run(path: str | Path) -> RunFolder:
         machine=run.get("machine"),
         results=_results(path / "results.jsonl", names, metric),
         table=_table(path / "summary.json", names),
-        rows=_rows(path / "rows.jsonl", names),
+        rows=read_rows(path / "rows.jsonl", names),
         spectra=_spectra(path / "spectra.json", names),
     )
 
@@ -205,7 +206,8 @@ def _table(path: Path, arms: Sequence[str]) -> dict[str, Line]:
     return table
 
 
-def _rows(path: Path, arms: Sequence[str]) -> tuple[MeasuredRow, ...] | None:
+def read_rows(path: Path, arms: Sequence[str]) -> tuple[MeasuredRow, ...] | None:
+    """The rows of ``rows.jsonl``; None where there is no such file. Raises as `read_run`."""
     if not path.is_file():
         return None
     names = {field.name for field in dataclasses.fields(Row)}

@@ -10,7 +10,7 @@ from typing import Any
 
 from wellcond.report.compared import difference_unit
 from wellcond.report.folder import RunFolder, read_run
-from wellcond.report.kappas import QUANTITIES, panels
+from wellcond.report.kappas import QUANTITIES, Panel, panels
 from wellcond.report.plots import Plot, bar_plots, curve_plots, kappa_plots, result_plots, spectrum_plots
 from wellcond.report.style import DARK, LIGHT, file_names, marks, png
 from wellcond.report.words import cells, pair_cells, verdicts
@@ -70,12 +70,14 @@ def write_report(folder: str | Path) -> Path:
         undefined=jinja2.StrictUndefined,
     )
     names = [arm.name for arm in run.arms]
+    measured = panels(run.rows, names) if run.rows else []
     context = {
         "run": run,
         "verdicts": verdicts(run),
-        "cells": cells(run),
+        "cells": cells(run, measured),
         "pairs": pair_cells(run),
         "quantities": QUANTITIES,
+        "symbols": dict.fromkeys(QUANTITIES, "κ") | {data.quantity: data.symbol for data in measured},
         "difference_unit": difference_unit(run.metric),
         "leaking": [arm.name for arm in run.arms if arm.leaks],
         "light": marks(names, run.baseline.name, LIGHT),
@@ -85,7 +87,7 @@ def write_report(folder: str | Path) -> Path:
         "machine": list(flatten(run.machine)) if isinstance(run.machine, Mapping) else run.machine,
         "single_seed": all(line.n == 1 for line in run.table.values()),
         "unfinished": unfinished(run),
-        "sections": sections(run),
+        "sections": sections(run, measured),
     }
     page = environment.get_template("report.html.jinja").render(context)
     target = run.path / "report.html"
@@ -93,9 +95,8 @@ def write_report(folder: str | Path) -> Path:
     return target
 
 
-def sections(run: RunFolder) -> list[Section]:
+def sections(run: RunFolder, measured: list[Panel]) -> list[Section]:
     """Draws everything: files into ``plots/``, and the pictures of each section."""
-    measured = panels(run.rows, [arm.name for arm in run.arms]) if run.rows else []
     why = (
         "This run folder has no rows.jsonl: κ was not measured during training."
         if run.rows is None

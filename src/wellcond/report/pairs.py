@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from itertools import combinations
 
-import numpy as np
-
 from wellcond.report.folder import Difference, RunFolder
 
 
@@ -21,7 +19,13 @@ class Pair:
 
 
 def pairs(run: RunFolder) -> list[Pair]:
-    """Every two arms besides the baseline, in the order of the arms; pairs without a common seed are left out."""
+    """Every two arms besides the baseline, in the order of the arms; pairs without a common seed are left out.
+
+    The statistics are those of the table: one definition of a paired difference for all of wellcond.
+    """
+    # Imported here because training writes its report through this package.
+    from wellcond.training.statistics import paired_difference
+
     metric = run.metric.name
     values = {
         arm.name: {seed: result.metrics[metric] for seed, result in run.results_of(arm.name).items()}
@@ -30,27 +34,8 @@ def pairs(run: RunFolder) -> list[Pair]:
     }
     found = []
     for first, second in combinations(values, 2):
-        shared = sorted(values[first].keys() & values[second].keys())
-        if shared:
-            gaps = [values[first][seed] - values[second][seed] for seed in shared]
-            found.append(Pair(first, second, len(shared), paired_difference(gaps)))
+        estimate = paired_difference(values[first], values[second])
+        if estimate is not None:
+            difference = Difference(estimate.mean, estimate.low, estimate.high, estimate.effect, estimate.n)
+            found.append(Pair(first, second, estimate.n, difference))
     return found
-
-
-def paired_difference(gaps: list[float]) -> Difference:
-    """Mean of paired differences with its 95 % interval by Student's t and the effect size mean/deviation.
-
-    One difference has no interval; differences that are all equal have an interval of no width.
-
-    >>> found = paired_difference([1.0, 2.0, 3.0])
-    >>> round(found.low, 3), found.mean, round(found.high, 3), found.effect
-    (-0.484, 2.0, 4.484, 2.0)
-    """
-    from scipy import stats
-
-    mean = float(np.mean(gaps))
-    if len(gaps) == 1:
-        return Difference(mean)
-    deviation = float(np.std(gaps, ddof=1))
-    half = float(stats.t.ppf(0.975, len(gaps) - 1)) * deviation / len(gaps) ** 0.5
-    return Difference(mean, mean - half, mean + half, mean / deviation if deviation else None)

@@ -76,6 +76,7 @@ def curve_plots(run: RunFolder) -> Iterator[Plot]:
     """A figure for each key that the learning curves have, the loss first."""
     keys = {key for result in run.results for point in result.curve for key in point} - {"step"}
     for key in sorted(keys, key=lambda key: (key != "loss", key)):
+        name = key.replace("_", " ")
         curves = {arm.name: _curve(list(run.results_of(arm.name).values()), key) for arm in run.arms}
         present = {arm: curve for arm, curve in curves.items() if curve is not None}
         if not present:
@@ -84,7 +85,7 @@ def curve_plots(run: RunFolder) -> Iterator[Plot]:
         values = {arm: curve[1] for arm, curve in present.items()}
         gaps = sum(int((~np.isfinite(table)).sum()) for table in values.values())
         left_out = sum(curve[2] for curve in present.values())
-        caption = f"{key.capitalize()} over training. {_band(run)}"
+        caption = f"{name.capitalize()} over training. {_band(run)}"
         if gaps:
             caption += f" {gaps} points are not finite: the line has gaps there."
         if left_out:
@@ -93,8 +94,8 @@ def curve_plots(run: RunFolder) -> Iterator[Plot]:
         yield Plot(
             f"curve {key}",
             caption,
-            f"learning curves of {key}; at the last step: {ends}",
-            partial(_draw_curves, run, key.capitalize(), key, steps, values, False),
+            f"learning curves of {name}; at the last step: {ends}",
+            partial(_draw_curves, run, name.capitalize(), name, steps, values, False),
         )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from wellcond.report.compared import difference_unit
 from wellcond.report.folder import Arm, Difference, Line, RunFolder
-from wellcond.report.kappas import QUANTITIES
+from wellcond.report.kappas import QUANTITIES, Panel
 from wellcond.report.pairs import Pair, pairs
 from wellcond.report.style import short
 
@@ -45,7 +45,7 @@ def _verdict(run: RunFolder, arm: Arm, line: Line, digits: int, alike: list[str]
     name = arm.name + (" (leaks the future)" if arm.leaks else "")
     difference, base, metric = line.difference, run.baseline.name, run.metric.name
     tone = shown(difference, run.metric.higher_is_better)
-    claim = next((word for word in ("better", "worse") if line.verdict.startswith(word)), None)
+    claim = next((word for word in ("better", "worse") if (line.verdict or "").startswith(word)), None)
     if claim is not None and claim != tone:
         raise ValueError(
             f"{run.path / 'summary.json'}, arm {arm.name!r}: the verdict {line.verdict!r} is stronger than its "
@@ -68,7 +68,7 @@ def _verdict(run: RunFolder, arm: Arm, line: Line, digits: int, alike: list[str]
     }
     detail = (
         f"{metric.capitalize()} {size}, 95 % interval {signed(difference.low, digits)} to "
-        f"{signed(difference.high, digits)}, {line.n} paired seeds"
+        f"{signed(difference.high, digits)}, {difference.n or line.n} paired seeds"
     )
     if difference.effect is not None and not math.isnan(difference.effect):
         detail += f", effect size {signed(difference.effect, 1)}"
@@ -149,13 +149,24 @@ class Cells:
     memory: str
 
 
-def cells(run: RunFolder) -> list[Cells]:
-    """The lines of the table, in the order of the arms."""
+def cells(run: RunFolder, measured: Sequence[Panel] = ()) -> list[Cells]:
+    """The lines of the table, in the order of the arms.
+
+    κ is that of the panels, in their symbol, so that table and bars say the same; the summary's without rows.
+    """
+    kappas: dict[str, dict[str, float]] = {arm: dict(line.kappa) for arm, line in run.table.items()}
+    for panel in measured:
+        for arm, seeds in panel.averages().items():
+            kappas.setdefault(arm, {})[panel.quantity] = float(seeds.mean())
     digits = decimals(run.table.values())
-    return [_cells(run, arm, run.table[arm.name], digits) for arm in run.arms if arm.name in run.table]
+    return [
+        _cells(run, arm, run.table[arm.name], kappas[arm.name], digits)
+        for arm in run.arms
+        if arm.name in run.table
+    ]
 
 
-def _cells(run: RunFolder, arm: Arm, line: Line, digits: int) -> Cells:
+def _cells(run: RunFolder, arm: Arm, line: Line, kappas: Mapping[str, float], digits: int) -> Cells:
     difference = line.difference
     memory = [r.peak_memory_mb for r in run.results_of(arm.name).values() if r.peak_memory_mb is not None]
     return Cells(
@@ -169,7 +180,7 @@ def _cells(run: RunFolder, arm: Arm, line: Line, digits: int) -> Cells:
         else _range(difference.low, difference.high, lambda value: signed(value, digits)),
         effect="" if difference is None or difference.effect is None else signed(difference.effect, 1),
         tone=shown(difference, run.metric.higher_is_better),
-        kappa={name: short(line.kappa.get(name)) for name in QUANTITIES},
+        kappa={name: short(kappas.get(name)) for name in QUANTITIES},
         time="" if line.relative_step_time is None else f"{line.relative_step_time:.2f}×",
         memory=f"{statistics.fmean(memory):,.0f} MB" if memory else "",
     )
