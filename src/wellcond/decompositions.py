@@ -51,7 +51,7 @@ SMALL_SAMPLE = 1 << 15
 # ---------------------------------------------------------------------------------------- the operator
 
 
-@torch.library.custom_op("wellcond::decompose", mutates_args=())
+@torch.library.custom_op("wellcond::decompose", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def decompose(
     x: Tensor, noise: Tensor, max_rank: Tensor, rank_tol: float, method: str, vectors: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -67,7 +67,7 @@ def decompose(
     factor = torch.empty_like(flat, memory_format=torch.contiguous_format)
     sigma = x.new_empty((count, d), dtype=torch.float64)
     v = x.new_empty((count, d, d) if vectors else (count, 0, 0), dtype=torch.float64)
-    work = DECOMPOSITIONS[method if method != "auto" else choose_method(x)]
+    work = DECOMPOSITIONS[method]
 
     def do(part: slice) -> int:
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
@@ -81,9 +81,9 @@ def decompose(
                 v[part] = v_part
             return failed
 
-    failed = sum(_for_each(do, list(_parts(flat)), x.device))
+    failed = sum(for_each(do, list(parts_of(flat)), x.device))
     if failed:
-        warn_fallback(failed, count, (n, d))
+        warn_fallback(method, failed, count, (n, d))
     bad = sigma[:, 0].isnan()
     return (
         factor.view(x.shape),
@@ -108,18 +108,27 @@ def _(
     )
 
 
-@decompose.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    def lead(value: Any, dim: int | None) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+def batched_vmap(operator: Any) -> Callable[..., tuple[tuple[Tensor, ...], tuple[int, ...]]]:
+    """The vmap rule of an operator that takes any leading axes: the mapped one becomes the first of them."""
 
-    outputs = decompose(*(lead(value, dim) for value, dim in zip(args, in_dims, strict=True)))
-    return outputs, (0,) * len(outputs)
+    def rule(
+        info: Any, in_dims: tuple[int | None, ...], *args: Any
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        def lead(value: Any, dim: int | None) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+
+        outputs = operator(*(lead(value, dim) for value, dim in zip(args, in_dims, strict=True)))
+        return outputs, (0,) * len(outputs)
+
+    return rule
 
 
-def _parts(x: Tensor) -> Iterator[slice]:
+decompose.register_vmap(batched_vmap(decompose))
+
+
+def parts_of(x: Tensor) -> Iterator[slice]:
     """Samples done together. It depends on their shape alone, so that a sample's result does not depend on
     its neighbours, and on accelerators, which want everything at once, it is the whole batch."""
     step = max(1, SMALL_SAMPLE // max(1, x[0].numel())) if x.device.type == "cpu" else len(x)
@@ -127,7 +136,7 @@ def _parts(x: Tensor) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
-def _for_each(do: Callable[[slice], int], parts: list[slice], device: torch.device) -> list[int]:
+def for_each(do: Callable[[slice], int], parts: list[slice], device: torch.device) -> list[int]:
     """`do` on every part; on a CPU with several threads side by side, one thread each.
 
     LAPACK on one small matrix does not profit from threads, a batch does. The threads live for one call: a
@@ -246,15 +255,10 @@ DECOMPOSITIONS: dict[str, Callable[[Tensor, Tensor, float | None, Tensor], tuple
 }
 
 
-def choose_method(x: Tensor) -> str:
-    """What ``method="auto"`` means for tall x ``(..., N, d)``: float64 input outruns its own Gram matrix."""
-    return "svd" if x.dtype == torch.float64 else "gram"
-
-
-def warn_fallback(failed: int, total: int, shape: tuple[int, int]) -> None:
+def warn_fallback(method: str, failed: int, total: int, shape: tuple[int, int]) -> None:
     """One warning per process and place (Python's default filter shows a repeated text once)."""
     warnings.warn(
-        f"method='gram' cannot keep κ⁺(X+C) ≤ 2.002 on {failed} of {total} matrices of shape {shape}; they were "
+        f"method={method!r} cannot keep κ⁺(X+C) ≤ 2.002 on {failed} of {total} matrices of shape {shape}; they were "
         f"done again by method='svd'. Pass method='svd', or a rank_tol above the noise, to avoid doing them twice.",
         stacklevel=2,
     )

@@ -18,9 +18,18 @@ import torch
 from torch import Tensor
 
 from wellcond.decompositions import decompose, onto_range, power_of_two, to_float64, tolerance
+from wellcond.newton import checked_newton, newton, newton_adjoint, rank_of
 
-Method = Literal["auto", "svd", "gram"]
+Method = Literal["auto", "svd", "gram", "newton"]
 NullSpace = Literal["range", "complete"]
+
+NO_SECOND_DERIVATIVE = (
+    "the polar factor has no second derivative here; use gradient='constant' where one is needed "
+    "(gradient penalties, Hessians, torch.func.hessian)"
+)
+
+FILLED = 1e-5
+"""What ``newton`` counts as the null space's part of the position code: float32 rounding leaves 1e-7 there."""
 
 ROUNDING_SAFETY = 8.0
 """The rank tolerance in units of the rounding noise of the input (DESIGN, "Numerical rank")."""
@@ -137,8 +146,10 @@ def polar(
     Args:
         x: real floating tokens ``(..., N, d)``, tall, wide or square.
         mask: ``(..., N)`` bool, True = a real token. Masked rows are outside X: their factor is zero.
-        method: ``"svd"`` (reference), ``"gram"`` (float64 Gram matrix and ``eigh``) or ``"auto"``. A method
-            that cannot keep κ⁺(X+C) ≤ 2.002 on an input falls back to ``"svd"`` and warns once.
+        method: ``"svd"`` (reference), ``"gram"`` (float64 Gram matrix and ``eigh``), ``"newton"`` (matrix
+            products only) or ``"auto"``, see `choose_method`. A method that cannot keep κ⁺(X+C) ≤ 2.002 on an
+            input falls back to ``"svd"`` and warns once. Under ``torch.export`` ``"newton"`` is plain operators
+            without that fallback; the others stay one operator of this library, which ONNX does not know.
         null_space: ``"range"`` leaves the null space alone. ``"complete"`` adds a partial isometry on it, so
             that the factor has min(N, d) singular values 1: the polar factor of (I−FFᵀ) E (I−FᵀF), where E
             is `position_code` over the real rows. It is the same for every method.
@@ -181,22 +192,49 @@ def polar(
             code = _code_of_real_rows(tokens, mask)
             outside = code - factor @ (factor.mT @ code)
             outside = outside - (outside @ factor.mT) @ factor
-            filling, _, _ = _tall_polar(outside, torch.zeros_like(noise), missing, 0.0, "svd")
+            missing = missing.expand(batch)
+            outside = torch.where((missing > 0)[..., None, None], outside, 0.0)
+            filling = _tall_polar(outside, torch.zeros_like(noise), missing, FILLED, method, exact=True)[0]
             factor = factor + filling
         if mask is not None:  # a decomposition leaves rounding noise there
             factor = torch.where(mask[..., None], factor, 0.0)
     return Polar(factor, sigma_max, rank)
 
 
+def choose_method(x: Tensor) -> tuple[str, str]:
+    """What ``method="auto"`` means for ``x``, and why (measured by ``wellcond bench``).
+
+    >>> import torch
+    >>> choose_method(torch.ones(2, 3))[0]
+    'gram'
+    """
+    if x.device.type != "cpu":
+        return "newton", f"on {x.device.type} batched SVD and eigh run matrix by matrix or not at all"
+    if x.dtype == torch.float64:
+        return "svd", "a Gram matrix squares κ, and nothing wider than float64 is there to hold it"
+    return "gram", "on a CPU a float64 Gram matrix and eigh beat the SVD at every shape measured"
+
+
 def _tall_polar(
-    x: Tensor, noise: Tensor, max_rank: Tensor, rank_tol: float, method: str
+    x: Tensor, noise: Tensor, max_rank: Tensor, rank_tol: float, method: str, exact: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`polar` in either orientation: the decomposition always works on the small side."""
+    """`polar` in either orientation: the work is always done on the small side.
+
+    ``exact``: the rank is known to be ``max_rank``, however small a singular value.
+    """
     wide = x.shape[-2] < x.shape[-1]
-    vectors = x.requires_grad and torch.is_grad_enabled()
-    factor, sigma_max, rank, _, _ = _PolarFactor.apply(
-        x.mT if wide else x, noise, max_rank, rank_tol, method, vectors
-    )
+    tall = x.mT if wide else x
+    method = choose_method(x)[0] if method == "auto" else method
+    if method == "newton" and torch.compiler.is_exporting():
+        found = newton(tall, noise, rank_tol)
+        factor, sigma_max, rank = found.factor, found.sigma_max, rank_of(found.factor)
+    elif method == "newton":
+        factor, sigma_max, rank = _NewtonFactor.apply(tall, noise, max_rank, rank_tol, exact)
+    else:
+        vectors = x.requires_grad and torch.is_grad_enabled()
+        if exact:
+            method, rank_tol = "svd", 0.0
+        factor, sigma_max, rank, _, _ = _PolarFactor.apply(tall, noise, max_rank, rank_tol, method, vectors)
     return (factor.mT if wide else factor), sigma_max, rank
 
 
@@ -250,10 +288,50 @@ class _PolarBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise NotImplementedError(
-            "the polar factor has no second derivative here; use gradient='constant' where one is needed "
-            "(gradient penalties, Hessians, torch.func.hessian)"
-        )
+        raise NotImplementedError(NO_SECOND_DERIVATIVE)
+
+
+class _NewtonFactor(torch.autograd.Function):
+    """The same F and σ₁ by ``newton``: forward and backward in matrix products alone."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, noise: Tensor, max_rank: Tensor, rank_tol: float, exact: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        factor, sigma_max, rank = checked_newton(x, noise, max_rank, rank_tol, exact)
+        return factor, sigma_max, rank
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(output[2])
+        ctx.save_for_backward(inputs[0], inputs[1])
+        ctx.rank_tol = inputs[3]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        x, noise = ctx.saved_tensors
+        return _NewtonBackward.apply(x, noise, ctx.rank_tol, grads[0], grads[1]), None, None, None, None
+
+
+class _NewtonBackward(torch.autograd.Function):
+    """As `_PolarBackward`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, noise: Tensor, rank_tol: float, g: Tensor, g_sigma: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return newton_adjoint(x, noise, rank_tol, g.to(x.dtype), g_sigma.to(x.dtype))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise NotImplementedError(NO_SECOND_DERIVATIVE)
 
 
 def polar_adjoint(x: Tensor, v: Tensor, sigma: Tensor, noise: Tensor, g: Tensor, g_sigma: Tensor) -> Tensor:
@@ -303,7 +381,8 @@ def _orthogonal_block(b: int, d: int) -> Tensor:
     uniform = random.Random(b)
     entries = torch.tensor([uniform.random() for _ in range(d * d)], dtype=torch.float64)
     q, r = torch.linalg.qr(2 * entries.reshape(d, d) - 1)
-    return q * r.diagonal().sign()
+    block: Tensor = q * r.diagonal().sign()
+    return block
 
 
 def _code_of_real_rows(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -359,4 +438,5 @@ def _relative_noise(x: Tensor, n_real: Tensor, d: int) -> Tensor:
     eps = torch.finfo(x.dtype).eps
     if torch.is_autocast_enabled(x.device.type):
         eps = max(eps, torch.finfo(torch.get_autocast_dtype(x.device.type)).eps)
-    return ROUNDING_SAFETY * eps * (n_real.clamp(min=1).double().rsqrt() + max(d, 1) ** -0.5)
+    noise: Tensor = ROUNDING_SAFETY * eps * (n_real.clamp(min=1).double().rsqrt() + max(d, 1) ** -0.5)
+    return noise
