@@ -1,0 +1,182 @@
+"""The command line: small functions, one a subcommand. Heavy imports stay inside them."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+Names = Annotated[str, tyro.conf.arg(metavar="NAME,NAME,...")]
+DEMO_ARMS = "baseline,conditioned,conditioned-tokens,rescaled,scaled"
+COMPARE_ARMS = "baseline,conditioned,rescaled,static,scaled,positions"
+
+
+def demo(
+    seeds: int = 3, epochs: int | None = None, out: Path = Path("runs/demo"), arms: Names = DEMO_ARMS
+) -> int:
+    """Train a small ViT on real digits, with and without conditioning, and write a report.
+
+    Args:
+        seeds: how many seeds each arm is trained with.
+        epochs: passes over the training images; default: the recipe's.
+        out: folder of the results; finished runs in it are kept.
+        arms: what to train, see `wellcond recipes`.
+    """
+    return compare("digits-vit", seeds=seeds, epochs=epochs, out=out, arms=arms)
+
+
+def compare(
+    recipe: tyro.conf.Positional[str],
+    seeds: int = 5,
+    epochs: int | None = None,
+    out: Path | None = None,
+    arms: Names = COMPARE_ARMS,
+) -> int:
+    """Train a recipe in several arms with paired seeds; table, plots and report. Resumable.
+
+    Args:
+        recipe: a name that `wellcond recipes` lists.
+        seeds: how many seeds each arm is trained with, from 0.
+        epochs: passes over the training data; default: the recipe's.
+        out: folder of the results, default runs/RECIPE; finished runs in it are kept.
+        arms: what to train, see `wellcond recipes`.
+    """
+    import dataclasses
+    import time
+
+    from wellcond.recipes import RECIPES
+    from wellcond.report import write_report
+    from wellcond.training.arms import select_arms
+    from wellcond.training.compare import METRIC
+    from wellcond.training.compare import compare as compare_arms
+    from wellcond.training.console import make_console, narrated, results_table
+
+    if recipe not in RECIPES:
+        raise ValueError(f"no recipe {recipe!r}; there are {', '.join(RECIPES)}")
+    if seeds < 1 or (epochs is not None and epochs < 1):
+        raise ValueError(f"seeds and epochs count from 1, got seeds={seeds}, epochs={epochs}")
+    chosen = RECIPES[recipe]
+    if epochs is not None:
+        chosen = dataclasses.replace(chosen, epochs=epochs)
+    selected = select_arms(name.strip() for name in arms.split(","))
+    folder = out or Path("runs") / recipe
+
+    console = make_console()
+    console.print(
+        f"{chosen.title}: {len(selected)} arms × {seeds} seeds, {chosen.epochs} epochs each, into {folder}/"
+    )
+    started = time.monotonic()
+    with narrated(console, len(selected) * seeds) as narrator:
+        table = compare_arms(
+            chosen,
+            selected,
+            range(seeds),
+            folder,
+            command=shlex.join(["wellcond", *sys.argv[1:]]),
+            announce=narrator.announce,
+            finished=narrator.finished,
+        )
+    report_page = write_report(folder)
+    console.print(results_table(table, metric=str(METRIC["name"]), unit=str(METRIC["unit"])))
+    console.print(
+        "κ is averaged over training; attention is each head's softmax(QKᵀ/√d)V. κ⁺ where κ is infinite."
+    )
+    console.print(f"Finished in {time.monotonic() - started:.0f} s.")
+    console.print(f"Report: {report_page}", soft_wrap=True)
+    console.print(f"Plots:  {folder / 'plots'}/   Rows: {folder / 'rows.jsonl'}", soft_wrap=True)
+    return 0
+
+
+def inspect(
+    target: tyro.conf.Positional[str],
+    text: Path | None = None,
+    images: Path | None = None,
+    json: bool = False,
+    plot: Path | None = None,
+    scope: Literal["sample", "table", "static"] | None = None,
+    samples: int = 4,
+    length: int = 128,
+    pretrained: bool = False,
+) -> int:
+    """Condition numbers of a model's tokens and attention layers, before and after conditioning.
+
+    Args:
+        target: a timm model, the folder of a Hugging Face model (or a .gguf file), or module:function that returns a
+            model or (model, batch).
+        text: file that a language model reads; default Python's own reference.
+        images: image or folder for a vision model; default scikit-learn's photographs.
+        json: print JSON in place of the table.
+        plot: write a plot to this file (png, svg or pdf).
+        scope: default table on decoders and sample elsewhere, or as the checkpoint was trained.
+        samples: sequences or images at most.
+        length: tokens per sequence.
+        pretrained: load timm's pretrained weights, from the network or its cache; otherwise they are random.
+    """
+    from wellcond.inspection import inspect as look
+
+    return look(target, text, images, json, plot, scope, samples, length, pretrained)
+
+
+def report(folder: tyro.conf.Positional[Path]) -> int:
+    """Draw the plots and the page of a run folder again.
+
+    Args:
+        folder: what `demo` or `compare` wrote.
+    """
+    from wellcond.report import write_report
+
+    print(f"Report: {write_report(folder)}")
+    return 0
+
+
+def recipes() -> int:
+    """List the experiments and the arms."""
+    from rich.table import Table
+
+    from wellcond.recipes import RECIPES
+    from wellcond.training.arms import ARMS
+    from wellcond.training.console import make_console
+
+    console = make_console()
+    table = Table("recipe", "what", "epochs")
+    for recipe in RECIPES.values():
+        table.add_row(recipe.name, recipe.title, str(recipe.epochs))
+    console.print(table)
+    table = Table("arm", "what")
+    for arm in ARMS:
+        table.add_row(arm.name, arm.description)
+    console.print(table)
+    return 0
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "demo": demo,
+    "compare": compare,
+    "report": report,
+    "recipes": recipes,
+}
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run a subcommand; a mistake of the user ends with one sentence and exit code 2, not with a traceback."""
+    try:
+        return tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
+            prog="wellcond",
+            description="Measure, fix and compare the conditioning of transformers.",
+            args=args,
+        )
+        return status
+    except (ValueError, FileNotFoundError) as error:
+        print(f"wellcond: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(
+            "wellcond: stopped; what is finished is kept, the same command goes on from there",
+            file=sys.stderr,
+        )
+        return 130

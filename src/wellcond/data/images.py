@@ -1,0 +1,64 @@
+"""Labelled images in memory, and the ones that ship with scikit-learn."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+
+class Images(Dataset[dict[str, Tensor]]):
+    """Labelled images: items ``{"pixel_values": (C, H, W) float32, "labels": () int64}``.
+
+    Args:
+        pixels: ``(n, C, H, W)``, normalised.
+        labels: ``(n,)`` int64.
+
+    Raises:
+        ValueError: the two lengths differ.
+    """
+
+    def __init__(self, pixels: Tensor, labels: Tensor) -> None:
+        if len(pixels) != len(labels):
+            raise ValueError(f"{len(pixels)} images but {len(labels)} labels")
+        self.pixels = pixels
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"pixel_values": self.pixels[index], "labels": self.labels[index]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Training and test images; the test images are never trained on."""
+
+    train: Images
+    test: Images
+
+
+def normalised_split(train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor) -> Split:
+    """Both parts with the mean and standard deviation of the training pixels taken out."""
+    mean, std = train.mean(), train.std()
+    return Split(Images((train - mean) / std, train_labels), Images((test - mean) / std, test_labels))
+
+
+def digits(test_share: float = 0.25) -> Split:
+    """scikit-learn's 1,797 handwritten digits, 8×8 grey: a fixed stratified split, the same on every machine.
+
+    >>> split = digits()
+    >>> len(split.train), len(split.test), tuple(split.train[0]["pixel_values"].shape)
+    (1347, 450, (1, 8, 8))
+    """
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    data = load_digits()
+    pixels = torch.tensor(data.images, dtype=torch.float32)[:, None]
+    labels = torch.tensor(data.target, dtype=torch.long)
+    train, test = train_test_split(range(len(labels)), test_size=test_share, random_state=0, stratify=labels)
+    return normalised_split(pixels[train], labels[train], pixels[test], labels[test])

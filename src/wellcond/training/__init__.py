@@ -1,0 +1,1 @@
+"""Arms, seeds and statistics over the Hugging Face Trainer."""

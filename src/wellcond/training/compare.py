@@ -1,0 +1,244 @@
+"""Arms × seeds into a run folder, resumable: what is finished is not run again."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import math
+import os
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wellcond.monitor import JsonLines, append_lines, read_lines
+from wellcond.monitor.sinks import encode
+from wellcond.recipes import Recipe
+from wellcond.report.folder import MeasuredRow, read_rows
+from wellcond.report.kappas import panels
+from wellcond.training.arms import ARMS, Arm
+from wellcond.training.run import RunResult, train_arm
+from wellcond.training.statistics import Estimate, estimate, paired_difference, verdict
+
+METRIC = {"name": "accuracy", "higher_is_better": True, "unit": "%"}
+LIBRARIES = ("torch", "timm", "transformers", "accelerate", "scikit-learn")
+
+Announce = Callable[[str, int, int, int], None]
+"""Called with (arm, seed, steps done, steps in all)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ArmSummary:
+    """One arm's line of the table; each κ has the keys tokens, first_layer and all_layers.
+
+    Attributes:
+        kappa: averaged over training, as in the bars of the paper's Figures 2 to 4.
+        kappa_start, kappa_end: at the first and the last measurement.
+    """
+
+    arm: Arm
+    metric: Estimate
+    difference: Estimate | None
+    verdict: str
+    kappa: dict[str, float]
+    kappa_start: dict[str, float]
+    kappa_end: dict[str, float]
+    relative_step_time: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``summary.json`` holds it."""
+        line = {key: value for key, value in dataclasses.asdict(self.metric).items() if key != "effect"}
+        difference = None
+        if self.difference is not None:
+            difference = {
+                key: value for key, value in dataclasses.asdict(self.difference).items() if key != "n"
+            }
+        return {
+            **line,
+            "difference": difference,
+            "verdict": self.verdict,
+            "kappa": self.kappa,
+            "kappa_start": self.kappa_start,
+            "kappa_end": self.kappa_end,
+            "relative_step_time": self.relative_step_time,
+        }
+
+
+def compare(
+    recipe: Recipe,
+    arms: Sequence[Arm],
+    seeds: Sequence[int],
+    folder: Path,
+    *,
+    command: str,
+    hypotheses: Sequence[str] = (),
+    announce: Announce | None = None,
+    finished: Callable[[RunResult], None] | None = None,
+) -> list[ArmSummary]:
+    """Train every arm with every seed and write ``folder``; runs that it holds already are kept.
+
+    Args:
+        recipe: the experiment.
+        arms: the first, or the one named baseline, is what the others are compared with.
+        seeds: paired: an arm's run and the baseline's share weights and order of data.
+        folder: where ``run.json``, ``results.jsonl``, ``rows.jsonl``, ``spectra.json`` and ``summary.json`` go.
+        command: how to run it again.
+        hypotheses: what was expected before the run.
+        announce, finished: told of progress.
+
+    Returns:
+        The table, one line an arm.
+
+    Raises:
+        ValueError: the folder holds runs of another experiment.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    done = _resume(folder)
+    known = [*arms, *(arm for arm in ARMS if arm not in arms and any(arm.name == name for name, _ in done))]
+    _write_run(folder, recipe, known, sorted({*seeds, *(seed for _, seed in done)}), command, hypotheses)
+    data = recipe.data()
+    spectra_file = folder / "spectra.json"
+    spectra = json.loads(spectra_file.read_text()) if spectra_file.is_file() else {}
+    for seed in seeds:
+        for arm in arms:
+            if (arm.name, seed) in done:
+                continue
+
+            def progress(step: int, steps: int, name: str = arm.name, seed: int = seed) -> None:
+                if announce is not None:
+                    announce(name, seed, step, steps)
+
+            result = train_arm(recipe, data, arm, seed, folder / "trainer", progress)
+            # The line in results.jsonl comes last: a run without it counts as not done, and its rows are dropped.
+            JsonLines(folder / "rows.jsonl", arm=arm.name, seed=seed)(result.rows)
+            spectra.setdefault(arm.name, result.spectra)
+            _write_json(spectra_file, spectra)
+            append_lines(folder / "results.jsonl", [result.line()])
+            if finished is not None:
+                finished(result)
+    table = summarise(folder, known)
+    _write_json(folder / "summary.json", {line.arm.name: line.to_dict() for line in table})
+    return table
+
+
+def summarise(folder: Path, arms: Sequence[Arm]) -> list[ArmSummary]:
+    """The table of a folder, from ``results.jsonl`` and ``rows.jsonl``."""
+    results = read_lines(folder / "results.jsonl")
+    names = [arm.name for arm in arms]
+    kappas = _kappas(read_rows(folder / "rows.jsonl", names) or (), names)
+    by_arm = {name: {line["seed"]: line for line in results if line["arm"] == name} for name in names}
+    base = next((name for name in names if name == "baseline"), names[0])
+    baseline = {seed: line["metrics"][METRIC["name"]] for seed, line in by_arm[base].items()}
+    table = []
+    for arm in arms:
+        lines = by_arm[arm.name]
+        values = {seed: line["metrics"][METRIC["name"]] for seed, line in lines.items()}
+        difference = paired_difference(values, baseline) if arm.name != base else None
+        times = [
+            line["seconds_per_step"] / by_arm[base][seed]["seconds_per_step"]
+            for seed, line in lines.items()
+            if seed in by_arm[base]
+        ]
+        table.append(
+            ArmSummary(
+                arm=arm,
+                metric=estimate(list(values.values())),
+                difference=difference,
+                verdict="" if arm.name == base else verdict(difference, higher_is_better=True),
+                **kappas[arm.name],
+                relative_step_time=math.exp(sum(map(math.log, times)) / len(times)) if times else None,
+            )
+        )
+    return table
+
+
+def _kappas(rows: Sequence[MeasuredRow], names: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
+    """Per arm the three κ of `ArmSummary`, means over seeds; κ⁺ where κ is infinite in one of the arms."""
+    found: dict[str, dict[str, dict[str, float]]] = {
+        name: {"kappa": {}, "kappa_start": {}, "kappa_end": {}} for name in names
+    }
+    for panel in panels(rows, names):
+        for arm, values in panel.values.items():
+            found[arm]["kappa"][panel.quantity] = float(values.mean())
+            found[arm]["kappa_start"][panel.quantity] = float(values[:, 0].mean())
+            found[arm]["kappa_end"][panel.quantity] = float(values[:, -1].mean())
+    return found
+
+
+def _write_run(
+    folder: Path,
+    recipe: Recipe,
+    arms: Sequence[Arm],
+    seeds: Sequence[int],
+    command: str,
+    hypotheses: Sequence[str],
+) -> None:
+    config = {
+        field.name: getattr(recipe, field.name)
+        for field in dataclasses.fields(recipe)
+        if field.name not in ("name", "title", "model", "data")
+    }
+    record = {
+        "recipe": recipe.name,
+        "title": recipe.title,
+        "command": command,
+        "arms": [{"name": a.name, "description": a.description, "leaks": a.leaks} for a in arms],
+        "seeds": list(seeds),
+        "metric": METRIC,
+        "versions": {"python": platform.python_version(), **_versions()},
+        "config": config,
+        "hypotheses": list(hypotheses),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {_accelerator()}",
+    }
+    path = folder / "run.json"
+    if path.is_file():
+        before = json.loads(path.read_text())
+        for key in ("recipe", "config"):
+            if before[key] != json.loads(json.dumps(record[key])):
+                raise ValueError(
+                    f"{folder} holds runs of another experiment ({key} was {before[key]}, now {record[key]}); "
+                    f"give another --out, or delete the folder"
+                )
+    _write_json(path, record)
+
+
+def _resume(folder: Path) -> set[tuple[str, int]]:
+    """Which runs are finished; rows of runs that were cut off are dropped, they will be made again."""
+    results, rows = folder / "results.jsonl", folder / "rows.jsonl"
+    done = {(line["arm"], line["seed"]) for line in _complete_lines(results)} if results.is_file() else set()
+    if rows.is_file():
+        kept = [line for line in _complete_lines(rows) if (line["arm"], line["seed"]) in done]
+        replacement = rows.with_suffix(".tmp")
+        replacement.unlink(missing_ok=True)
+        append_lines(replacement, kept)
+        replacement.replace(rows)
+    return done
+
+
+def _complete_lines(path: Path) -> list[dict[str, Any]]:
+    """Lines up to the first that a killed process left half written."""
+    try:
+        return read_lines(path)
+    except ValueError:
+        whole = path.read_text().rpartition("\n")[0]
+        path.write_text(whole + "\n" if whole else "")
+        return read_lines(path)
+
+
+def _versions() -> dict[str, str]:
+    return {"wellcond": importlib.metadata.version("wellcond")} | {
+        name: importlib.metadata.version(name) for name in LIBRARIES
+    }
+
+
+def _accelerator() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no accelerator"
+
+
+def _write_json(path: Path, value: Any) -> None:
+    replacement = path.with_suffix(".tmp")
+    replacement.write_text(json.dumps(encode(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+    replacement.replace(path)
