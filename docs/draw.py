@@ -134,7 +134,9 @@ def scopes() -> Any:
         handle.remove()
         axis.imshow(moved > 1e-6 * moved.max(), cmap="Blues", vmin=0, vmax=1.4, interpolation="nearest")
         axis.set_title(scope)
-        axis.set_xlabel("token that is changed")
+        axis.set_xticks([0, 5, 10])
+        axis.set_yticks([0, 5, 10])
+        axis.set_xlabel("token changed")
     axes[0].set_ylabel("token that moves")
     return figure
 
