@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -83,7 +83,8 @@ def compare(
     report_page = write_report(folder)
     console.print(results_table(table, metric=str(METRIC["name"]), unit=str(METRIC["unit"])))
     console.print(
-        "κ is averaged over training; attention is each head's softmax(QKᵀ/√d)V. κ⁺ where κ is infinite."
+        "κ at the start → at the end of training, κ⁺ where κ is infinite; attention: every head's "
+        "softmax(QKᵀ/√d)V, mean over all layers."
     )
     console.print(f"Finished in {time.monotonic() - started:.0f} s.")
     console.print(f"Report: {report_page}", soft_wrap=True)
@@ -153,18 +154,44 @@ def recipes() -> int:
     return 0
 
 
+def theory(
+    model: tyro.conf.Positional[str],
+    data: Path | None = None,
+    pretrained: bool = False,
+    samples: int = 2,
+    layer: int = 0,
+    seed: int = 0,
+) -> int:
+    """Print how tight each bound of the paper is on a timm vision transformer and real images.
+
+    Args:
+        model: a timm name, such as vit_base_patch16_224.
+        data: an image or a folder of images; default: scikit-learn's two photographs.
+        pretrained: load timm's weights, from the network or its cache; otherwise they are random.
+        samples: how many images.
+        layer: which attention layer, from 0.
+        seed: of random weights.
+    """
+    from wellcond.theory import run
+
+    run(model, data, pretrained=pretrained, samples=samples, layer=layer, seed=seed)
+    return 0
+
+
 COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": demo,
+    "inspect": inspect,
     "compare": compare,
     "report": report,
     "recipes": recipes,
+    "theory": theory,
 }
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run a subcommand; a mistake of the user ends with one sentence and exit code 2, not with a traceback."""
     try:
-        return tyro.extras.subcommand_cli_from_dict(
+        status: int = tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
             prog="wellcond",
             description="Measure, fix and compare the conditioning of transformers.",
