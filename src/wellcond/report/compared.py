@@ -96,6 +96,7 @@ def curves_figure(
         )  # fmt: skip
     axes.set_xlabel("optimizer step")
     axes.set_ylabel(label, rotation=0 if len(label) < 4 else 90, labelpad=8 if len(label) < 4 else 4)
+    axes.yaxis.label.set_horizontalalignment("right" if len(label) < 4 else "center")
     axes.yaxis.label.set_fontsize(11.5 if len(label) < 4 else 9.5)
     axes.locator_params(axis="x", nbins=6)
     if log:

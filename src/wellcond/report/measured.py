@@ -62,7 +62,7 @@ def spectrum_figure(
             label=f"{name}, σ₁/σₙ = {short(ratio)}",
         )  # fmt: skip
     axes.set_xlabel("index i")
-    axes.set_ylabel("σᵢ", rotation=0, labelpad=8, fontsize=11.5)
+    axes.set_ylabel("σᵢ", rotation=0, labelpad=8, fontsize=11.5, ha="right")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
     if limits is not None:
         axes.set_ylim(*limits)

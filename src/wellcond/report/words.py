@@ -187,7 +187,7 @@ def _cells(run: RunFolder, arm: Arm, line: Line, kappas: Mapping[str, float], di
 
 
 def decimals(lines: Iterable[Line]) -> int:
-    """Decimals for the metric: two significant digits of a typical interval's half width.
+    """Decimals for the metric, at least one: two significant digits of a typical interval's half width.
 
     >>> decimals([Line(3, 97.3, 96.9, 97.7)]), decimals([Line(1, 2.45)]), decimals([Line(1, 97.3)])
     (2, 3, 2)
@@ -199,7 +199,7 @@ def decimals(lines: Iterable[Line]) -> int:
         if line.low is not None and line.high is not None and 0 < line.high - line.low < math.inf
     ]
     if widths:
-        return min(6, max(0, 1 - math.floor(math.log10(statistics.median(widths)))))
+        return min(6, max(1, 1 - math.floor(math.log10(statistics.median(widths)))))
     sizes = [abs(line.mean) for line in lines if line.mean != 0 and math.isfinite(line.mean)]
     return min(6, max(0, 3 - math.floor(math.log10(max(sizes))))) if sizes else 2
 
