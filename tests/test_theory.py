@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -319,7 +320,7 @@ def test_propagation_agrees_with_measure_and_promises_nothing() -> None:
     assert not wc.is_conditioned(model)
 
 
-def test_run_prints_every_statement(capsys: pytest.CaptureFixture[str], tmp_path: object) -> None:
+def test_run_prints_every_statement(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     table = theory.run("test_vit", samples=1)
     printed = capsys.readouterr().out
@@ -327,6 +328,24 @@ def test_run_prints_every_statement(capsys: pytest.CaptureFixture[str], tmp_path
     assert "κ of layer 0" in printed
     with pytest.raises(ValueError, match=r"3 images wanted, 2 found"):
         theory.run("test_vit", samples=3)
+    with pytest.raises(ValueError, match="timm cannot build 'no_such_vit'"):
+        theory.run("no_such_vit")
+    with pytest.raises(FileNotFoundError, match="nothing does not exist"):
+        theory.run("test_vit", tmp_path / "nothing")
+
+
+def test_the_command_reads_a_folder_of_images(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("tyro")
+    from wellcond.cli import main
+
+    noise = torch.randint(0, 256, (3, 40, 60, 3), dtype=torch.uint8)
+    for i, picture in enumerate(noise):
+        image.fromarray(picture.numpy()).save(tmp_path / f"{i}.png")
+    (tmp_path / "notes.txt").write_text("not an image")
+    assert main(["theory", "test_vit", "--data", str(tmp_path), "--samples", "3"]) == 0
+    assert "3 images" in capsys.readouterr().out
+    assert main(["theory", "resnet18"]) == 2
 
 
 # ------------------------------------------------------------------------------------------- tangent kernel

@@ -160,11 +160,20 @@ def run(
         pretrained: load timm's weights; otherwise random weights from ``seed``.
         samples: how many images.
         layer: the attention layer to look at.
+
+    Raises:
+        ValueError: no such model, too few images, or as `on_model`.
+        FileNotFoundError: ``data`` does not exist.
     """
     import timm
 
     torch.manual_seed(seed)
-    network = timm.create_model(model, pretrained=pretrained).eval()
+    try:
+        network = timm.create_model(model, pretrained=pretrained).eval()
+    except RuntimeError as error:
+        raise ValueError(
+            f"timm cannot build {model!r}: {error}; timm.list_models() knows the names"
+        ) from error
     images = load_images(network, data, samples)
     weights = "pretrained" if pretrained else f"random weights, seed {seed}"
     table = on_model(network, images, layer=layer)
@@ -259,6 +268,8 @@ def load_images(model: nn.Module, data: Path | None, samples: int) -> Tensor:
 
         pictures = [Image.fromarray(picture) for picture in load_sample_images().images]
     else:
+        if not data.exists():
+            raise FileNotFoundError(f"{data} does not exist; give an image or a folder of images")
         suffixes = set(Image.registered_extensions())
         paths = (
             sorted(p for p in data.rglob("*") if p.suffix.lower() in suffixes) if data.is_dir() else [data]
