@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +75,6 @@ def load(
 
 def from_function(target: str, images: Path | None, samples: int) -> Subject:
     """What ``module:function()`` returns; modules beside the caller are found, too."""
-    import sys
-
     name, _, attribute = target.partition(":")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -134,9 +134,11 @@ def photographs(model: nn.Module, images: Path | None, samples: int) -> tuple[Te
             raise ValueError(f"no image in {images}")
         pictures = [Image.open(p).convert("RGB") for p in files[:samples]]
         data = str(images)
-    transform: Any = data_of_timm.create_transform(
-        **data_of_timm.resolve_model_data_config(model), is_training=False
-    )
+    settings = data_of_timm.resolve_model_data_config(model)
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    if size is not None:  # the one it was built with, which may not be that of its pretrained weights
+        settings["input_size"] = (3, *size)
+    transform: Any = data_of_timm.create_transform(**settings, is_training=False)
     batch = torch.stack([transform(picture) for picture in pictures[:samples]])
     return batch, f"{data}, {len(batch)} at {batch.shape[-2]}×{batch.shape[-1]}"
 
@@ -155,7 +157,8 @@ def from_folder(
         folder, options["gguf_file"] = path.parent, path.name
     elif not (path / "config.json").is_file():
         raise ValueError(f"{path} has no config.json: it is not the folder of a Hugging Face model")
-    model = transformers.AutoModel.from_pretrained(str(folder), **options).eval()
+    with quiet_unless_terminal():
+        model = transformers.AutoModel.from_pretrained(str(folder), **options).eval()
     if model.main_input_name == "pixel_values":
         batch, data = processed_images(folder, images, samples)
     else:
@@ -164,6 +167,20 @@ def from_folder(
         if model.config.is_encoder_decoder:
             batch["decoder_input_ids"] = batch["input_ids"][:, :2]
     return Subject(target, model, "the checkpoint's", batch, data)
+
+
+@contextlib.contextmanager
+def quiet_unless_terminal() -> Iterator[None]:
+    """No progress bars of transformers in a file or a pipe."""
+    logging: Any = importlib.import_module("transformers.utils.logging")
+    bars = logging.is_progress_bar_enabled()
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if bars:
+            logging.enable_progress_bar()
 
 
 def longest(model: Any) -> int | None:
@@ -177,23 +194,24 @@ def sequences(
 ) -> tuple[dict[str, Tensor], str]:
     """Full sequences of ``length`` tokens, one after another from a text, each with the tokenizer's special tokens."""
     written = text.read_text(encoding="utf-8") if text is not None else reference()
-    room = length - tokenizer.num_special_tokens_to_add()
     if limit is not None and length > limit:
         raise ValueError(f"length={length}, but the model takes {limit} tokens")
-    if room < 1:
-        raise ValueError(f"length={length} leaves no room beside the special tokens")
-    ids = tokenizer(written[: 20 * samples * length], add_special_tokens=False, verbose=False)["input_ids"]
-    pieces = [ids[i : i + room] for i in range(0, len(ids) - room + 1, room)][:samples]
-    if not pieces:
+    if not tokenizer.is_fast:
         raise ValueError(
-            f"the text has {len(ids)} tokens, fewer than one sequence of {room}; pass a smaller length"
+            f"{type(tokenizer).__name__} cannot cut a text into sequences; save a fast tokenizer there"
         )
-    rows = [tokenizer.build_inputs_with_special_tokens(piece) for piece in pieces]
+    cut = {"truncation": True, "max_length": length, "return_overflowing_tokens": True, "verbose": False}
+    rows = [
+        row for row in tokenizer(written[: 20 * samples * length], **cut)["input_ids"] if len(row) == length
+    ]
+    rows = rows[:samples]
+    if not rows:
+        raise ValueError(f"the text has fewer than {length} tokens; pass a smaller length")
     tokens = torch.tensor(rows)
     name = str(text) if text is not None else REFERENCE
     return (
         {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)},
-        f"{name}: {len(pieces)} sequences of {tokens.shape[1]} tokens",
+        f"{name}: {len(rows)} sequences of {tokens.shape[1]} tokens",
     )
 
 
