@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,6 +67,39 @@ def test_python_runs_and_prints_what_the_page_shows(
             exec(source, space)
         if after is not None and after.language == "text":
             assert printed.getvalue().split() == after.text.split(), f"{page}, line {after.line}"
+
+
+def commands() -> list[tuple[Path, int, list[str]]]:
+    found = []
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language == "bash":
+                lines = block.text.splitlines()
+                found += [
+                    (page, block.line + i, shlex.split(line)) for i, line in enumerate(lines) if line.strip()
+                ]
+    return found
+
+
+def test_commands_exist_and_take_these_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every ``wellcond`` line is parsed by the real command line, with the work taken out."""
+    pytest.importorskip("tyro")
+    from wellcond import cli
+
+    def without_work(command: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.wraps(command)(lambda *args, **kwargs: 0)
+
+    monkeypatch.setattr(
+        cli, "COMMANDS", {name: without_work(command) for name, command in cli.COMMANDS.items()}
+    )
+    others = {"pip", "torchrun", "accelerate", "make"}
+    for page, line, words in commands():
+        if words[0] == "wellcond":
+            assert cli.main(words[1:]) == 0, f"{page}, line {line}"
+        elif words[0] == "python":
+            assert (ROOT / words[1]).is_file(), f"{page}, line {line}"
+        else:
+            assert words[0] in others, f"{page}, line {line}: {words[0]} is not tested"
 
 
 def test_every_fence_has_a_language_that_is_tested() -> None:
