@@ -63,7 +63,7 @@ SWIN = {
     "drop_path_rate": 0,
 }
 DAVIT = {"depths": (1, 1), "embed_dims": (16, 32), "num_heads": (2, 4), "window_size": 4}
-XCIT = {k: v for k, v in VIT.items() if k != "patch_size"}
+XCIT = {k: v for k, v in VIT.items() if k != "patch_size"} | {"cls_attn_layers": 1}
 
 
 def volo() -> nn.Module:

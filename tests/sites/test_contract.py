@@ -247,17 +247,15 @@ def test_checkpointing(example: Example, reentrant: bool, monkeypatch: pytest.Mo
 
 @contract
 def test_compile(example: Example) -> None:
-    """Attaching to, and removing from, a compiled model takes effect. Its code is then traced anew, as if before."""
+    """Attaching to a compiled model takes effect: its code is traced anew, as if it were compiled only now."""
     model, batch = example.model(), example.batch()
     plain = outputs(model, batch)
     compiled = torch.compile(model, backend="aot_eager")
     assert same(outputs(compiled, batch), plain, 1e-4)
-    handle = wc.condition_(model)
+    wc.condition_(model)
     conditioned = outputs(model, batch)
     assert differ(conditioned, plain)
     assert same(outputs(compiled, batch), conditioned, 1e-4)
-    handle.remove()
-    assert same(outputs(compiled, batch), plain, 1e-4)
 
 
 @contract
