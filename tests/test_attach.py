@@ -49,6 +49,7 @@ def test_d1_attaching_to_a_compiled_model_takes_effect(x, backend):
     torch.testing.assert_close(compiled(x), plain)
 
 
+@pytest.mark.filterwarnings("error")
 @torch.no_grad()
 def test_d1_attaching_through_the_compiled_wrapper(x):
     """The wrapper is a module too; the site is then below _orig_mod."""
@@ -61,6 +62,18 @@ def test_d1_attaching_through_the_compiled_wrapper(x):
     (site,) = wc.condition_(torch.compile(vit, backend="eager")).sites
     assert site.module == "_orig_mod.norm_pre"
     assert wc.is_conditioned(vit)
+
+
+@pytest.mark.filterwarnings("error")
+@torch.no_grad()
+def test_a_compiled_part_of_an_eager_model_is_no_false_alarm(x):
+    """Compiled code does not count its calls; nor may the check then think that the site was not reached."""
+    model = nn.Sequential(Toy(), nn.Identity())
+    wc.condition_(model, site="0.embed")
+    expected = model(x)
+    model[0].compile(backend="eager")
+    for _ in range(3):
+        torch.testing.assert_close(model(x), expected)
 
 
 def test_d1_a_monitor_keeps_counting_under_fullgraph(x):

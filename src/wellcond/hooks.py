@@ -97,7 +97,7 @@ class ReachedCheck:
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        if self.hook.calls == self.seen and not self.warned:
+        if self.hook.calls == self.seen and not self.hook.compiled and not self.warned:
             self.warned = True
             warnings.warn(
                 f"a forward of {type(module).__name__} did not reach the site {self.hook.site.module!r}: its "
@@ -123,6 +123,7 @@ class TokenHook:
         transform: a module ``(x (..., N, d), mask (..., N) | None) -> (..., N, d)``.
         config: the configuration if the transform conditions; None for a control.
         calls: how often it ran in eager mode, for checks that it ran at all.
+        compiled: whether it is part of compiled code, where calls are not counted.
         leaks: whether tokens see later ones although their model is causal.
     """
 
@@ -141,6 +142,7 @@ class TokenHook:
         self.capture = capture
         self.known = known if capture is not None else None
         self.calls = 0
+        self.compiled = False
         self.leaks = known is not None and known.causal and config is not None and config.scope == "sample"
         self.ready: RemovableHandle | None = None
         self.memory: Memory | None = None
@@ -190,7 +192,9 @@ class TokenHook:
         return (*args[:i], self.replace_tensor(args[i], module, args), *args[i + 1 :]), kwargs
 
     def replace_tensor(self, tensor: Tensor, module: nn.Module, args: tuple[Any, ...]) -> Tensor:
-        if not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            self.compiled = True  # only ever written there: what compiled code reads, it would guard on
+        else:
             self.calls += 1
         tokens = self.site.as_tokens(tensor)
         return self.site.as_tensor(self.condition(tokens, module, args), tensor)
