@@ -29,9 +29,8 @@ def table(title: str, runs: list[list[Tightness]]) -> None:
         cases, applies, holds, undecided = (
             sum(getattr(x, key) for x in lines) for key in ("cases", "applies", "holds", "undecided")
         )
-        print(
-            f"| {lines[0].name} | {left:.3g} | {right:.3g} | {slack:.3g} | {applies}/{cases} | {holds}/{cases} | {undecided} |"
-        )
+        numbers = f"{left:.3g} | {right:.3g} | {slack:.3g}"
+        print(f"| {lines[0].name} | {numbers} | {applies}/{cases} | {holds}/{cases} | {undecided} |")
 
 
 def trained(seed: int, conditioned: bool) -> tuple[list[Tightness], list[Tightness], float]:
