@@ -5,8 +5,8 @@ one opaque operator around them, so that checks and fallbacks, which look at val
 ``vmap`` and autograd.
 
 Precision of ``gram``. XᵀX squares κ, so it is formed in float64 (2e-16·κ² is 2e-4 at κ = 1e6), which costs
-two float32 products, or 1.25 with the lower half left out. Directions below `DROWNED`·σ₁ are done again
-from X itself, projected on them. F = X·(V S⁻¹ Vᵀ) is applied in float32 where κ allows it, else in float64.
+two float32 products, or 1.25 with the lower half left out. Small directions are polished, and very small ones
+found again from X itself, projected on them. F = X·(V S⁻¹ Vᵀ) is applied in float32 where κ allows it, else in float64.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ DECOMPOSITION_NOISE = 16.0 * torch.finfo(torch.float64).eps
 GRAM_NOISE = (8.0 * torch.finfo(torch.float64).eps) ** 0.5
 """The same after squaring: XᵀX in float64 carries no singular value below this share of σ₁."""
 
-DROWNED = 1e-5
-"""Below this share of σ₁ XᵀX in float64 knows a singular vector to worse than 1e-5: project and do it again."""
+DROWNED = {torch.float32: 3e-7, torch.float64: 1e-5}
+"""Below this share of σ₁ a singular vector of XᵀX in float64 (error 7e-16·κ²) is not good enough for the dtype of
+the input: it is found again from X itself. A float32 SVD has lost it to 6e-8·κ long before."""
+
+UNPOLISHED = 2e-5
+"""Below this share of σ₁ that error, 1e-6 and more, is squared by one Newton-Schulz step on those directions."""
 
 KEPT_APART = 1e-4
 """What is projected out for that: directions above this share of σ₁, which XᵀX knows to 1e-7."""
@@ -191,7 +195,7 @@ def gram_polar(x: Tensor, noise: Tensor, rank_tol: float | None, out: Tensor) ->
     eigenvalues, v = torch.linalg.eigh(gram)
     sigma, v = eigenvalues.flip(-1).clamp_(min=0).sqrt_(), v.flip(-1)
     tol = tolerance(squares.sqrt(), sigma[:, 0], noise, rank_tol)
-    for i in drowned(sigma, tol).nonzero().flatten().tolist():
+    for i in drowned(sigma, tol, DROWNED[x.dtype]).nonzero().flatten().tolist():
         sigma[i], v[i] = resolve_small(
             x[i : i + 1], None if scale is None else scale[i : i + 1], sigma[i], v[i]
         )
@@ -215,6 +219,7 @@ def gram_polar(x: Tensor, noise: Tensor, rank_tol: float | None, out: Tensor) ->
         done = bool(passes() | bad)
     if not done:
         apply(x, scale, root, out)
+        polish(out, v, inside & (sigma < UNPOLISHED * sigma[:, :1]))
     failed = ~(passes() | bad)
     sigma = unscale(sigma, scale, bad, out)
     if failed.any():
@@ -230,12 +235,22 @@ def float32_suffices(sigma: Tensor, inverse: Tensor) -> bool:
     return largest * steepest <= FLOAT32_KAPPA and largest < 1e30 and steepest < 1e30
 
 
-def drowned(sigma: Tensor, tol: Tensor) -> Tensor:
+def polish(factor: Tensor, v: Tensor, chosen: Tensor) -> None:
+    """One Newton-Schulz step, F(3I − FᵀF)/2, on the ``chosen`` ``(b, d)`` columns of V: an error e becomes e²."""
+    for i in chosen.any(-1).nonzero().flatten().tolist():
+        basis = v[i][:, chosen[i]].to(factor.dtype)
+        part = factor[i] @ basis
+        error = part.mT @ part
+        error.diagonal().sub_(1)
+        factor[i].addmm_(part @ error, basis.mT, alpha=-0.5)
+
+
+def drowned(sigma: Tensor, tol: Tensor, share: float) -> Tensor:
     """Which matrices have a direction that counts, or may count, and that XᵀX does not know well: bool ``(b,)``."""
     sigma_max = sigma[..., :1]
     may_count = sigma > tol[..., None] / 2
     unknown = (tol < 2 * GRAM_NOISE * sigma_max[..., 0])[..., None]
-    return cast(Tensor, ((may_count | unknown) & (sigma < DROWNED * sigma_max)).any(-1))
+    return cast(Tensor, ((may_count | unknown) & (sigma < share * sigma_max)).any(-1))
 
 
 def resolve_small(x: Tensor, scale: Tensor | None, sigma: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
