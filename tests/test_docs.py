@@ -110,6 +110,21 @@ def test_every_fence_has_a_language_that_is_tested() -> None:
         assert len(opened) == 2 * len(blocks(page)), page
 
 
+def test_every_public_name_is_in_the_reference() -> None:
+    import wellcond
+    from wellcond import theory
+
+    entries = set(
+        re.findall(
+            r"^::: ([\w.]+)$", "".join(p.read_text() for p in (DOCS / "api").glob("*.md")), re.MULTILINE
+        )
+    )
+    public = {f"wellcond.{name}" for name in wellcond.__all__} | {
+        f"wellcond.theory.{name}" for name in theory.__all__
+    }
+    assert public <= entries
+
+
 @pytest.mark.slow
 def test_site_builds_without_a_warning(tmp_path: Path) -> None:
     """Strict: a broken link, a missing anchor or a page outside the navigation is an error."""
