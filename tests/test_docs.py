@@ -74,7 +74,7 @@ def commands() -> list[tuple[Path, int, list[str]]]:
     for page in PAGES:
         for block in blocks(page):
             if block.language == "bash":
-                lines = block.text.splitlines()
+                lines = block.text.replace("\\\n", " ").splitlines()
                 found += [
                     (page, block.line + i, shlex.split(line)) for i, line in enumerate(lines) if line.strip()
                 ]
@@ -122,7 +122,10 @@ def test_every_public_name_is_in_the_reference() -> None:
     public = {f"wellcond.{name}" for name in wellcond.__all__} | {
         f"wellcond.theory.{name}" for name in theory.__all__
     }
-    assert public <= entries
+    shadowed = {
+        "wellcond.leak": "wellcond.leak.leak"
+    }  # a module of the same name hides the function from the tool
+    assert {shadowed.get(name, name) for name in public} <= entries
 
 
 @pytest.mark.slow
