@@ -47,7 +47,7 @@ FᵀX needs no check of its own in ``gram``: F = X·P with P = V diag(≥ 0) V�
 `eigh` returned, and then PXᵀXP = V_r V_rᵀ makes FᵀX = P·XᵀX the (semidefinite) inverse of P on the range."""
 
 PROBES = 8
-BLOCK_ENTRIES = 1 << 18
+BLOCK_ENTRIES = 1 << 17
 SMALL_SAMPLE = 1 << 15
 """Samples with fewer entries than this are worked on together; larger ones one at a time, in cache."""
 
@@ -212,15 +212,15 @@ def gram_polar(x: Tensor, noise: Tensor, rank_tol: float | None, out: Tensor) ->
         error: Tensor = torch.linalg.vector_norm((z @ out.mT) @ out - expected, dim=-1).amax(-1)
         return error <= ISOMETRY_ERROR
 
+    failed = torch.ones_like(bad)
     # In float32 only for a lone sample, so that no sample depends on its neighbours.
-    done = False
     if len(x) == 1 and x.dtype == torch.float32 and float32_suffices(sigma, inverse):
         torch.matmul(x, root.float(), out=out)
-        done = bool(passes() | bad)
-    if not done:
+        failed = ~(passes() | bad)
+    if failed.any():
         apply(x, scale, root, out)
         polish(out, v, inside & (sigma < UNPOLISHED * sigma[:, :1]))
-    failed = ~(passes() | bad)
+        failed = ~(passes() | bad)
     sigma = unscale(sigma, scale, bad, out)
     if failed.any():
         replacement = torch.empty_like(out[failed])
