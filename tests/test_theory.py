@@ -92,7 +92,7 @@ def test_holds_has_the_resolution_of_float64() -> None:
     assert compare("", "", math.inf, 1e10, True, "", 4).holds is False
     assert compare("", "", math.inf, 1e17, True, "", 4).holds is None
     assert compare("", "", math.inf, math.inf, True, "", 4).holds is True
-    assert compare("", "", math.nan, 1.0, True, "", 4).holds is False
+    assert compare("", "", math.nan, 1.0, True, "", 4).holds is None
 
 
 # ------------------------------------------------------------------------------------------- Proposition 4.2
@@ -223,6 +223,13 @@ def test_theorem_4_5_of_rank_deficient_tokens_compares_infinities() -> None:
     s = theory.conditioned_bound(torch.ones(4, 3), eye, eye, eye)
     assert not s.applies
     assert "rank-deficient" in s.reason
+
+
+def test_logits_that_overflow_are_no_verdict() -> None:
+    huge = 1e200 * torch.eye(2, dtype=torch.float64)
+    s = theory.softmax_attention(torch.eye(2), huge, huge, torch.eye(2))
+    assert math.isnan(s.left)
+    assert s.holds is None
 
 
 def test_a_smaller_bound_is_not_a_smaller_kappa() -> None:

@@ -31,7 +31,7 @@ class Statement:
         applies: whether the statement's conditions are met, so that it promises something here.
         reason: why it applies or not, with the numbers that decide it.
         holds: whether ``left <= right`` on this data, up to rounding. None: float64 cannot tell, because
-            the right side is beyond what a float64 singular value resolves.
+            the right side is beyond what a float64 singular value resolves, or a logit overflowed.
     """
 
     name: str
@@ -337,7 +337,7 @@ def compare(
     """A `Statement` with ``holds`` decided at the resolution of float64 for matrices of ``size``."""
     resolution = 1.0 / (size * torch.finfo(torch.float64).eps)
     holds: bool | None = left <= right
-    if not holds and right >= resolution:
+    if math.isnan(left) or math.isnan(right) or (not holds and right >= resolution):
         holds = None
     elif not holds:
         holds = left <= right * (1.0 + right / resolution)
