@@ -99,7 +99,7 @@ def test_d14_no_site_is_an_error():
 
 
 @pytest.mark.filterwarnings(
-    "ignore:.*quantiz.*:DeprecationWarning", "ignore:.*quantize_dynamic.*:UserWarning"
+    "ignore:.*quantiz.*:DeprecationWarning", "ignore:torch.quantize_per_tensor:UserWarning"
 )
 @torch.no_grad()
 def test_d14_a_converted_model_is_still_conditioned(x):

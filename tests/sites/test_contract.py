@@ -216,15 +216,22 @@ def with_library_checkpointing(model: nn.Module, reentrant: bool) -> bool:
     for module in model.modules():
         if reentrant and type(module).__name__ == "Eva":
             return False  # timm passes Eva's blocks keywords, which reentrant checkpoints refuse
-        if hasattr(module, "gradient_checkpointing_enable"):
-            module.gradient_checkpointing_enable({"use_reentrant": reentrant})
-            return True
+        for name in (
+            "activation_checkpointing_enable",
+            "gradient_checkpointing_enable",
+        ):  # the new and the old
+            if hasattr(module, name):
+                getattr(module, name)({"use_reentrant": reentrant})
+                return True
         if hasattr(module, "set_grad_checkpointing"):
             module.set_grad_checkpointing(True)
             return True
     return False
 
 
+@pytest.mark.filterwarnings(
+    "ignore:None of the inputs have requires_grad:UserWarning"
+)  # a checkpoint inside one
 @pytest.mark.parametrize("reentrant", [True, False])
 @contract
 def test_checkpointing(example: Example, reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import torch
 
 import wellcond as wc
 from tests.sites.models import DAVIT, MODELS, SWIN, VIT, XCIT, TimmBackbone, images
-from wellcond.attach import find_known
+from wellcond.attach import attach_, find_known
 from wellcond.hooks import token_hooks
 from wellcond.sites import Site
 
@@ -206,6 +206,42 @@ def test_tokens_are_conditioned_before_positions_are_added():
     model(x)
     assert site == Site("patch_embed", patch=(8, 8))
     torch.testing.assert_close(incoming[0][:, 1:], outgoing[0] + model.pos_embed[:, 1:])
+
+
+@pytest.mark.parametrize(
+    ("name", "placement", "shape"),
+    [
+        ("vit_base_patch16_224", "input", (197, 768)),
+        ("vit_base_patch16_224", "tokens", (196, 768)),
+        ("deit_base_distilled_patch16_224", "input", (198, 768)),
+        ("deit3_base_patch16_224", "input", (197, 768)),
+        ("vit_base_patch16_clip_224", "input", (197, 768)),
+        ("vit_base_patch14_reg4_dinov2", "input", (1374, 768)),
+        ("eva02_base_patch14_224", "tokens", (256, 768)),
+        ("vit_base_patch16_dinov3", "input", (261, 768)),
+        ("swin_base_patch4_window7_224", "input", (3136, 128)),
+        ("swinv2_base_window8_256", "input", (4096, 128)),
+        ("xcit_medium_24_p16_224", "input", (196, 512)),
+        ("xcit_medium_24_p16_224", "tokens", (196, 512)),
+        ("davit_base", "input", (3136, 128)),
+        ("volo_d1_224", "input", (196, 384)),
+        ("volo_d1_224", "tokens", (784, 192)),
+    ],
+)
+@torch.no_grad()
+def test_full_size_models_reach_the_site_once(name, placement, shape):
+    """Shapes only, without memory or time: N and d of the paper's models and their kin."""
+
+    class Look(torch.nn.Module):
+        def forward(self, x, mask=None):
+            seen.append(tuple(x.shape))
+            return x.clone()
+
+    seen = []
+    model = timm.create_model(name, device="meta").eval()
+    attach_(model, Look(), None, placement)
+    model(torch.empty(2, *model.default_cfg["input_size"], device="meta"))
+    assert seen == [(2, *shape)]
 
 
 def test_a_backbone_inside_another_model_is_found():
