@@ -69,7 +69,8 @@ def test_spectrum_is_that_of_the_svd(shape: tuple[int, int, int], seed: int) -> 
 def test_rank_deficiency_is_infinite_never_silently_finite() -> None:
     for x in (torch.ones(2, 2), torch.outer(torch.ones(8), torch.arange(1.0, 5))):
         found = spectrum(x)
-        assert found.kappa == torch.inf and found.rank == 1
+        assert found.kappa == torch.inf
+        assert found.rank == 1
         assert found.kappa_pinv == pytest.approx(1.0)
         assert condition_number(x) == torch.inf
 
@@ -78,7 +79,8 @@ def test_rank_of_a_swin_embedding_is_49_of_128() -> None:
     """Rank-deficient by construction: float32 rounding noise must not count, real directions must."""
     x = with_sigma(torch.logspace(0, -4, 49), 3136, 128, dtype=torch.float32)
     found = spectrum(x)
-    assert found.rank == 49 and found.kappa == torch.inf
+    assert found.rank == 49
+    assert found.kappa == torch.inf
     assert found.kappa_pinv == pytest.approx(1e4, rel=0.02)
 
 
@@ -106,7 +108,8 @@ def test_masked_rows_are_outside_the_matrix() -> None:
     found = spectrum(x, mask)
     expected = torch.linalg.svdvals(x[1, mask[1]])
     torch.testing.assert_close(found.sigma_min[1], expected[-1])
-    assert found.rank.tolist() == [4, 3] and found.kappa.isfinite().all()
+    assert found.rank.tolist() == [4, 3]
+    assert found.kappa.isfinite().all()
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 4), (2, 0, 4), (2, 5, 0)])
@@ -117,16 +120,21 @@ def test_empty_input_has_kappa_zero_and_a_factor_of_its_shape(
     assert torch.equal(condition_number(x), torch.zeros(shape[0]))
     for method in METHODS:
         result = polar(x, method=method)
-        assert result.factor.shape == shape and result.rank.shape == shape[:1]
+        assert result.factor.shape == shape
+        assert result.rank.shape == shape[:1]
         assert result.factor.data_ptr() != x.data_ptr() or x.numel() == 0
 
 
 def test_zero_matrix() -> None:
     found = spectrum(torch.zeros(4, 3))
-    assert found.kappa == torch.inf and found.kappa_pinv == 0 and found.rank == 0
+    assert found.kappa == torch.inf
+    assert found.kappa_pinv == 0
+    assert found.rank == 0
     for method in METHODS:
         result = polar(torch.zeros(4, 3), method=method)
-        assert torch.equal(result.factor, torch.zeros(4, 3)) and result.sigma_max == 0 and result.rank == 0
+        assert torch.equal(result.factor, torch.zeros(4, 3))
+        assert result.sigma_max == 0
+        assert result.rank == 0
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
@@ -134,10 +142,14 @@ def test_not_finite_is_nan_and_stays_in_its_matrix(poison: float) -> None:
     x = random(3, 6, 4, dtype=torch.float32)
     x[1, 2, 3] = poison
     found = spectrum(x)
-    assert found.kappa[1].isnan() and found.sigma_max[1].isnan() and found.rank[1] == -1
+    assert found.kappa[1].isnan()
+    assert found.sigma_max[1].isnan()
+    assert found.rank[1] == -1
     for method in METHODS:
         result = polar(x, method=method)
-        assert result.factor[1].isnan().all() and result.sigma_max[1].isnan() and result.rank[1] == -1
+        assert result.factor[1].isnan().all()
+        assert result.sigma_max[1].isnan()
+        assert result.rank[1] == -1
         clean = polar(x[[0, 2]], method=method)
         torch.testing.assert_close(result.factor[[0, 2]], clean.factor, atol=1e-5, rtol=0)
 
@@ -211,7 +223,8 @@ def test_a_rank_deficient_matrix_keeps_the_bound_on_its_range(method: Method) ->
     assert result.rank == 49
     assert conditioned_kappa(x, rank=49, method=method) <= BOUND
     values = torch.linalg.svdvals(result.factor.double())
-    assert (values[:49] - 1).abs().max() < 1e-3 and values[49:].max() < 1e-3
+    assert (values[:49] - 1).abs().max() < 1e-3
+    assert values[49:].max() < 1e-3
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -260,7 +273,8 @@ def test_complete_fills_what_is_missing_and_nothing_else(method: Method) -> None
     torch.testing.assert_close(values[1], torch.tensor([1.0] * 5 + [0.0]).double(), atol=1e-6, rtol=0)
     assert torch.equal(full.factor[1, 5:], torch.zeros(4, 6).double())
     filling = full.factor - short.factor
-    assert (filling @ short.factor.mT).abs().max() < 1e-6 and (short.factor.mT @ filling).abs().max() < 1e-6
+    assert (filling @ short.factor.mT).abs().max() < 1e-6
+    assert (short.factor.mT @ filling).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -331,7 +345,8 @@ def test_c1_a_constant_sample_among_normal_ones(method: Method) -> None:
     x = random(4, 12, 6, dtype=torch.float32)
     x[2] = 1.5
     result = polar(x, method=method)
-    assert result.factor.isfinite().all() and result.rank.tolist() == [6, 6, 1, 6]
+    assert result.factor.isfinite().all()
+    assert result.rank.tolist() == [6, 6, 1, 6]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -415,7 +430,8 @@ def test_a2_a_small_gap_is_harmless(method: Method) -> None:
         (polar(single, method=method).factor * weight).sum().backward()
         double = x.double().requires_grad_()
         (polar(double, method="svd").factor * weight).sum().backward()
-        assert single.grad is not None and double.grad is not None
+        assert single.grad is not None
+        assert double.grad is not None
         assert (single.grad - double.grad).norm() <= 1e-5 * double.grad.norm()
 
 

@@ -254,7 +254,8 @@ def test_a14_empty(method: Method, shape: tuple[int, ...]) -> None:
     y = conditioned_tokens(x, method=method, rescale="frobenius", gradient="exact")
     assert y.shape == shape
     y.sum().backward()
-    assert x.grad is not None and x.grad.shape == shape
+    assert x.grad is not None
+    assert x.grad.shape == shape
 
 
 def test_nan_policy() -> None:
@@ -262,7 +263,8 @@ def test_nan_policy() -> None:
     x[1, 0, 0] = torch.nan
     for rescale in ("none", "frobenius"):
         y = conditioned_tokens(x, rescale=rescale)  # type: ignore[arg-type]
-        assert y[1].isnan().all() and y[[0, 2]].isfinite().all()
+        assert y[1].isnan().all()
+        assert y[[0, 2]].isfinite().all()
 
 
 # ------------------------------------------------------------------------------------------- gradients
@@ -272,7 +274,8 @@ def test_constant_gradient_is_the_identity() -> None:
     x = random(2, 6, 4).requires_grad_()
     weight = random(2, 6, 4, seed=1)
     (conditioned_tokens(x) * weight).sum().backward()
-    assert x.grad is not None and torch.equal(x.grad, weight)
+    assert x.grad is not None
+    assert torch.equal(x.grad, weight)
     assert not correction(x).requires_grad
 
 
@@ -350,7 +353,9 @@ def test_b7_at_most_two_compiles_over_changing_n(method: Method) -> None:
 
 def test_c2_the_module_has_no_state_and_no_mode() -> None:
     module = TokenConditioner(ConditioningConfig(rescale="frobenius"))
-    assert not module.state_dict() and not list(module.parameters()) and not list(module.buffers())
+    assert not module.state_dict()
+    assert not list(module.parameters())
+    assert not list(module.buffers())
     x = random(2, 6, 4, dtype=torch.float32)
     assert torch.equal(module.train()(x), module.eval()(x))
     assert torch.equal(module(x), conditioned_tokens(x, rescale="frobenius"))

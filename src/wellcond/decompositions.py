@@ -11,6 +11,7 @@ found again from X itself, projected on them. F = X·(V S⁻¹ Vᵀ) is applied 
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -85,7 +86,8 @@ def decompose(
                 v[part] = v_part
             return failed
 
-    failed = sum(for_each(do, list(parts_of(flat)), x.device))
+    with full_precision():
+        failed = sum(for_each(do, list(parts_of(flat)), x.device))
     if failed:
         warn_fallback(method, failed, count, (n, d))
     bad = sigma[:, 0].isnan()
@@ -110,6 +112,29 @@ def _(
         x.new_empty((*batch, d, d) if vectors else (*batch, 0, 0), dtype=torch.float64),
         x.new_empty((*batch, d), dtype=torch.float64),
     )
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """float32 products in float32: TF32 and bfloat16, where the user allowed them, wait outside."""
+    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # before torch 2.9
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+        return
+    mkldnn: Any = torch.backends.mkldnn
+    backends = (torch.backends.cuda.matmul, mkldnn.matmul)
+    lowered = [(b, b.fp32_precision) for b in backends if b.fp32_precision not in ("none", "ieee")]
+    try:
+        for backend, _ in lowered:
+            backend.fp32_precision = "ieee"
+        yield
+    finally:
+        for backend, precision in lowered:
+            backend.fp32_precision = precision
 
 
 def batched_vmap(operator: Any) -> Callable[..., tuple[tuple[Tensor, ...], tuple[int, ...]]]:

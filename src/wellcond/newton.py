@@ -21,6 +21,7 @@ from wellcond.decompositions import (
     batched_vmap,
     decompose,
     for_each,
+    full_precision,
     parts_of,
     warn_fallback,
 )
@@ -31,7 +32,7 @@ CUSHION = 0.05
 
 SORTING = (0.0, 2.5, -1.5)
 NEWTON_SCHULZ = (1.5, -0.5, 0.0)
-SORTING_STEPS = 5
+SORTING_STEPS = 6
 POLISHING_STEPS = 2
 SQUARINGS = 18
 """XᵀX is squared so often to single out σ₁: then only eigenvalues within 1e-5 of the first keep weight."""
@@ -165,7 +166,8 @@ def checked_newton(
             )
             return int(failed.sum())
 
-    failed = sum(for_each(do, list(parts_of(flat)), x.device))
+    with full_precision():
+        failed = sum(for_each(do, list(parts_of(flat)), x.device))
     if failed:
         warn_fallback("newton", failed, count, (n, d))
     return factor.view(x.shape), sigma_max.view(batch), rank.view(batch)
@@ -192,8 +194,9 @@ def passes(x: Tensor, found: Newton) -> Tensor:
     scale = positive(found.sigma_max)[..., None, None]
     identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
     _, info = torch.linalg.cholesky_ex((h + h.mT) / (2 * scale) + INDEFINITE * identity)
-    left_out = torch.linalg.matrix_norm((x - f @ h) / scale)
-    allowed = 3 * found.tolerance / scale[..., 0, 0] * x.shape[-1] ** 0.5
+    left_out = torch.linalg.matrix_norm((f @ h).sub_(x).div_(scale))
+    rounding = 32 * torch.finfo(x.dtype).eps * torch.linalg.matrix_norm(x)
+    allowed = (3 * found.tolerance * x.shape[-1] ** 0.5 + rounding) / scale[..., 0, 0]
     good: Tensor = (unfinished <= UNFINISHED) & (info == 0) & (left_out <= allowed)
     return good
 
@@ -208,13 +211,12 @@ def rank_of(factor: Tensor) -> Tensor:
 
 
 class Newton(NamedTuple):
-    """F ``(..., N, d)``, σ₁ ``(...)``, M ``(..., d, d)``, the projector on the leading right singular vectors
-    (divided by their number), and the scaled matrix with which growing began."""
+    """F ``(..., N, d)`` (before the first step: the scaled X), σ₁ ``(...)``, the projector on the leading right
+    singular vectors divided by their number ``(..., d, d)``, and the rank tolerance ``(...)``."""
 
     factor: Tensor
     sigma_max: Tensor
     leading: Tensor
-    start: Tensor
     tolerance: Tensor
 
 
@@ -225,10 +227,9 @@ def newton(x: Tensor, noise: Tensor, rank_tol: float) -> Newton:
     Not below 4 times the rounding noise of this method, which is that of ``x.dtype``.
     """
     begun = prepare(x, noise, rank_tol, torch.finfo(x.dtype).eps)
-    factor = begun.start
     for step in SCHEDULES[x.dtype].steps:
-        factor = advance(factor, step)
-    return begun._replace(factor=factor)
+        begun = begun._replace(factor=advance(begun.factor, step))
+    return begun
 
 
 def prepare(x: Tensor, noise: Tensor, rank_tol: float, eps: float) -> Newton:
@@ -249,16 +250,21 @@ def prepare(x: Tensor, noise: Tensor, rank_tol: float, eps: float) -> Newton:
     threshold = SCHEDULES[x.dtype].threshold
     tolerance = torch.maximum(torch.maximum(wanted, own), 1.001 * threshold * sigma_max)
     start = unit * (threshold / positive(tolerance))[..., None, None]
-    return Newton(start, sigma_max * largest, leading, start, tolerance * largest)
+    return Newton(start, sigma_max * largest, leading, tolerance * largest)
 
 
 def advance(f: Tensor, step: Quintic) -> Tensor:
     """F·(aI + bG + cG²), G = FᵀF."""
-    a, b, c = step
     g = f.mT @ f
-    q = b * g + c * (g @ g) if c else b * g
-    grown: Tensor = a * f + f @ q if a else f @ q
+    grown: Tensor = f @ quintic_of(g, step)
     return grown
+
+
+def quintic_of(g: Tensor, step: Quintic) -> Tensor:
+    """aI + bG + cG²."""
+    a, b, c = step
+    q = b * g + c * (g @ g) if c else b * g
+    return q + a * torch.eye(g.shape[-1], dtype=g.dtype, device=g.device)
 
 
 def newton_adjoint(x: Tensor, noise: Tensor, rank_tol: float, g: Tensor, g_sigma: Tensor) -> Tensor:
@@ -273,15 +279,13 @@ def newton_adjoint(x: Tensor, noise: Tensor, rank_tol: float, g: Tensor, g_sigma
         x, noise, g, g_sigma = x.double(), noise.double(), g.double(), g_sigma.double()
     begun = prepare(x, noise, rank_tol, eps)
     scale = (SCHEDULES[x.dtype].threshold / positive(begun.tolerance))[..., None, None]
-    f, t = begun.start, g * scale
+    f, t = begun.factor, g * scale
     for a, b, c in SCHEDULES[x.dtype].steps:
         gram, cross = f.mT @ f, f.mT @ t
         turn = cross + cross.mT
-        q, dq = b * gram, b * turn
-        if c:
-            mixed = turn @ gram
-            q, dq = q + c * (gram @ gram), dq + c * (mixed + mixed.mT)
-        f, t = a * f + f @ q, a * t + t @ q + f @ dq
+        mixed = turn @ gram
+        q, dq = quintic_of(gram, (a, b, c)), b * turn + c * (mixed + mixed.mT)
+        f, t = f @ q, t @ q + f @ dq
     return (t + g_sigma[..., None, None] * (f @ begun.leading)).to(dtype)
 
 
