@@ -375,7 +375,7 @@ def test_the_module_passes_every_option_on() -> None:
 
 
 def test_errors_name_the_value() -> None:
-    with pytest.raises(ValueError, match="'constant'.*'full'"):
+    with pytest.raises(ValueError, match=r"'constant'.*'full'"):
         correction(torch.ones(2, 2), gradient="full")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'frobenius'.*'max'"):
+    with pytest.raises(ValueError, match=r"'frobenius'.*'max'"):
         conditioned_tokens(torch.ones(2, 2), rescale="max")  # type: ignore[arg-type]
