@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -50,15 +50,16 @@ class CallCapture:
 
 
 class OutputCapture:
-    """Post-hook of a submodule: keeps its output under ``"output"`` until the call of the model ends."""
+    """Post-hook of a submodule: keeps what ``keep`` takes from its output until the call of the model ends."""
 
-    def __init__(self, model: nn.Module, path: str) -> None:
-        self.values: dict[str, Any] = {}
+    def __init__(self, model: nn.Module, path: str, keep: Callable[[Any], Mapping[str, Any]]) -> None:
+        self.keep = keep
+        self.values: Mapping[str, Any] = {}
         self.handle: RemovableHandle = model.get_submodule(path).register_forward_hook(self)
         self.release = Release(model, self)
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.values = {"output": output}
+        self.values = self.keep(output)
 
     def remove(self) -> None:
         self.handle.remove()
@@ -68,7 +69,7 @@ class OutputCapture:
 def capture_for(found: Found) -> CallCapture | OutputCapture | None:
     """What must be kept of each call of a known model, so that its mask can be read; None if nothing."""
     if found.sites.output_of is not None:
-        return OutputCapture(found.module, found.sites.output_of)
+        return OutputCapture(found.module, *found.sites.output_of)
     if found.sites.arguments:
         return CallCapture(found.module, found.sites.arguments)
     return None

@@ -1,5 +1,7 @@
 """torchvision: transformers, and detectors whose padding pixels are no tokens."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -182,6 +184,35 @@ def test_overlapping_patches_spoil_an_image_no_more_than_at_its_edge():
     ((x, mask, y),) = seen
     alone = hook.transform(x[:1, mask[0]], None)
     torch.testing.assert_close(y[0][mask[0]], alone[0], rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_compiled_backbone_is_not_compiled_again_for_every_image_size():
+    """The number of compilations is that of the plain detector, whose padded sizes vary too."""
+    plain, conditioned = built("ViT"), built("ViT")
+    wc.condition_(conditioned)
+    expected = detections(conditioned)
+    graphs = {}
+    for model in (plain, conditioned):
+        torch.compiler.reset()
+        counted = graphs[model] = []
+        model.backbone.compile(backend=functools.partial(count, counted))
+        found = detections(model)
+    assert len(graphs[conditioned]) == len(graphs[plain]) > 0
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a["boxes"], b["boxes"], rtol=1e-4, atol=1e-4)
+
+
+def detections(model):
+    """Of an image of six sizes, each beside the same neighbour."""
+    sizes = [(32, 40), (32, 44), (36, 32), (40, 32), (32, 60), (32, 61)]
+    return [model([image(*size), image(64, 32, seed=1)])[0] for size in sizes]
+
+
+def count(graphs, graph, inputs):
+    """A backend that compiles nothing and counts."""
+    graphs.append(graph)
+    return graph.forward
 
 
 @pytest.mark.parametrize("name", DETECTORS)

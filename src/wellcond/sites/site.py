@@ -117,7 +117,8 @@ class ModelSites:
         tokens: the tokens before positions are added; None where the model has no such place.
         causal: a token never sees later ones.
         arguments: names of arguments of the model's ``forward`` that ``mask`` and ``causal_call`` read.
-        output_of: path of a submodule whose output they read under the name ``"output"``, in place of arguments.
+        output_of: in place of arguments: path of a submodule, and a module-level function from its output to the
+            values that they read. It runs where the submodule does, so that a compiled site sees tensors only.
         mask: from those to a mask of positions ``(B, N)`` or pixels ``(B, H, W)``, True = real, or None; a
             module-level function (it is pickled).
         causal_call: from those to whether this call hides later tokens, where only the call decides.
@@ -135,7 +136,7 @@ class ModelSites:
     tokens: Site | None = None
     causal: bool = False
     arguments: tuple[str, ...] = ()
-    output_of: str | None = None
+    output_of: tuple[str, Callable[[Any], Mapping[str, Any]]] | None = None
     mask: MaskReader | None = None
     causal_call: Callable[[Mapping[str, Any]], bool] | None = None
     past: Callable[[Mapping[str, Any]], int] | None = None

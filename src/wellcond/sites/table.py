@@ -62,7 +62,10 @@ def models_page(registry: Registry, examples: Iterable[tuple[str, nn.Module]]) -
     ]
     parts = [HEADER, "\n".join([MODELS_HEAD, *rows]), ""]
     if others:
-        parts += ["Found in the same way as one of these: " + ", ".join(f"`{name}`" for name in others) + ".", ""]
+        parts += [
+            "Found in the same way as one of these: " + ", ".join(f"`{name}`" for name in others) + ".",
+            "",
+        ]
     return "\n".join([*parts, "\n".join([ATTENTION_HEADER, *attention]), ""])
 
 

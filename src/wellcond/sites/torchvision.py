@@ -40,8 +40,8 @@ def register(registry: Registry) -> None:
             input=sites.input.below(prefix),
             tokens=sites.tokens.below(prefix) if sites.tokens is not None else None,
             positions=f"{prefix}.{sites.positions}" if sites.positions is not None else None,
-            output_of="transform",
-            mask=real_pixels,
+            output_of=("transform", real_pixels),
+            mask=pixel_mask,
         )
 
 
@@ -62,13 +62,22 @@ def swin_transformer(model: nn.Module) -> ModelSites:
     return ModelSites(Site("features.0", layout="NHWC", patch=tuple(convolution.stride)))
 
 
-def real_pixels(call: Mapping[str, Any]) -> Tensor:
-    """Which pixels of an ``ImageList`` belong to its images, ``(B, H, W)``; the rest was added to fill the batch."""
-    images = call["output"][0]
+def real_pixels(transformed: tuple[Any, Any]) -> dict[str, Tensor]:
+    """Which pixels of an ``ImageList`` belong to its images, ``(B, H, W)``; the rest was added to fill the batch.
+
+    Made where the list is, because the sizes are Python numbers, and a compiled backbone would be compiled again
+    for every new one.
+    """
+    images, _ = transformed
     height, width = images.tensors.shape[-2:]
     device = images.tensors.device
     heights, widths = torch.tensor(images.image_sizes, device=device).unbind(-1)
     rows = torch.arange(height, device=device) < heights[:, None]
     columns = torch.arange(width, device=device) < widths[:, None]
-    real: Tensor = rows[:, :, None] & columns[:, None, :]
-    return real
+    return {"pixels": rows[:, :, None] & columns[:, None, :]}
+
+
+def pixel_mask(call: Mapping[str, Any]) -> Tensor:
+    """The mask that `real_pixels` made."""
+    mask: Tensor = call["pixels"]
+    return mask
