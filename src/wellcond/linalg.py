@@ -19,6 +19,7 @@ from torch import Tensor
 
 from wellcond.decompositions import decompose, onto_range, power_of_two, to_float64, tolerance
 from wellcond.newton import checked_newton, newton, newton_adjoint, rank_of
+from wellcond.sharded import is_distributed, on_local_batch
 
 Method = Literal["auto", "svd", "gram", "newton"]
 NullSpace = Literal["range", "complete"]
@@ -82,6 +83,8 @@ def spectrum(x: Tensor, mask: Tensor | None = None, rank_tol: float | None = Non
     >>> round(s.kappa.item(), 4), s.rank.item()
     (3.0, 2)
     """
+    if is_distributed(x):
+        return Spectrum(*on_local_batch(lambda t, m: spectrum(t, m, rank_tol), x, mask))
     tokens = real_rows(x, mask, rank_tol)
     n, d = x.shape[-2:]
     out_dtype = torch.promote_types(x.dtype, torch.float32)
@@ -161,7 +164,8 @@ def polar(
         has no derivative, and the mean over its singular vectors, a subgradient, is used.
 
     Raises:
-        TypeError, ValueError: as `spectrum`; also for an unknown ``method`` or ``null_space``.
+        TypeError, ValueError: as `spectrum`; also for an unknown ``method`` or ``null_space``, and for a DTensor
+            whose matrices are sharded.
 
     >>> import torch
     >>> factor, sigma_max, rank = polar(torch.tensor([[0.0, 2.0], [1.0, 0.0]]))
@@ -170,16 +174,16 @@ def polar(
     """
     choose("method", method, Method)
     choose("null_space", null_space, NullSpace)
+    if is_distributed(x):
+        return Polar(*on_local_batch(lambda t, m: polar(t, m, method, null_space, rank_tol), x, mask))
     tokens = real_rows(x, mask, rank_tol)
     tokens = tokens.to(torch.promote_types(x.dtype, torch.float32))
     n, d = x.shape[-2:]
     batch = x.shape[:-2]
     if n == 0 or d == 0 or x.numel() == 0:
-        return Polar(
-            tokens,
-            tokens.new_zeros(batch),
-            torch.zeros(batch, dtype=torch.long, device=x.device),
-        )
+        # Sums over nothing, so that an empty shard takes part in a backward pass as the others do.
+        rank = torch.zeros(batch, dtype=torch.long, device=x.device)
+        return Polar(tokens.clone(), tokens.sum((-2, -1)), rank)
 
     n_real = _count_real(x, mask)
     noise = _relative_noise(x, n_real, d)
