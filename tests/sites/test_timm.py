@@ -280,6 +280,23 @@ def test_fused_and_plain_attention_give_the_same_rows(name):
         assert a.kappa == pytest.approx(b.kappa, rel=1e-4) or min(a.kappa, b.kappa) > 1e9
 
 
+def test_blocks_that_hold_their_attention_themselves():
+    model = timm.create_model("vit_base_patch16_xp_224", **VIT).double()
+    (x,) = images()()
+    rows = [row for row in wc.measure(model, x.double()) if row.layer == 0]
+    block, seen = model.blocks[0], []
+    block.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    with torch.no_grad():
+        model.eval()(x.double())
+        _, q, k, v = block.in_proj(block.in_norm(seen[0])).split(block.in_split, dim=-1)
+        q, k, v = (t.view(3, 17, 4, 8).transpose(1, 2) for t in (q, k, v))
+        weights = (block.q_norm(q) @ block.k_norm(k).mT / 8**0.5).softmax(-1)
+    assert len(rows) == 8
+    for row in rows:
+        matrices = weights if row.site == "attention.weights" else weights @ v
+        assert row.kappa == pytest.approx(torch.linalg.cond(matrices[:, row.head]).mean().item(), rel=1e-6)
+
+
 def test_cross_covariance_attention_by_hand():
     model, x = prepared("timm XCiT")
     seen = []

@@ -30,8 +30,9 @@ MODELS_HEAD = """\
 ATTENTION_HEADER = """\
 ## Attention that is measured, head by head
 
-Not among them: class attention (its weights are one row per head, whose κ is 1 always) and VOLO's outlook attention
-(its weights are not softmax(QKᵀ) of the tokens).
+Not among them: class attention (its weights are one row per head, whose κ is 1 always), VOLO's outlook attention
+(its weights are not softmax(QKᵀ) of the tokens) and timm's differential attention (a difference of two softmaxes).
+A window of a padded batch is measured as it is computed, padding included.
 
 | Class | softmax over |
 |---|---|"""

@@ -38,9 +38,13 @@ def register(registry: Registry) -> None:
     registry.attention(
         models + "davit.ChannelAttentionV2", heads="groups", outputs="proj", over_channels=True
     )
+    registry.attention(
+        models + "vision_transformer.ParallelScalingBlock", heads="num_heads", outputs="attn_out_proj"
+    )
     registry.attention(models + "volo.Attention", heads="num_heads", outputs="proj", layout="NHWC")
     # Not entered: class attention (XCiT, VOLO), whose weights are a single row per head, so that κ is 1 always
-    # and would flatter every average; VOLO's outlook attention, which is not softmax(QKᵀ) of the tokens.
+    # and would flatter every average; VOLO's outlook attention, which is not softmax(QKᵀ) of the tokens;
+    # differential attention, whose weights are a difference of two softmaxes.
 
 
 def vision_transformer(model: Any) -> ModelSites:
