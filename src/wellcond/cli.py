@@ -6,9 +6,13 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
+
+if TYPE_CHECKING:
+    from wellcond.data import Split
+    from wellcond.recipes import Recipe
 
 Names = Annotated[str, tyro.conf.arg(metavar="NAME,NAME,...")]
 DEMO_ARMS = "baseline,conditioned,conditioned-tokens,rescaled,scaled"
@@ -48,18 +52,15 @@ def compare(
     import dataclasses
     import time
 
-    from wellcond.recipes import RECIPES
     from wellcond.report import write_report
     from wellcond.training.arms import select_arms
-    from wellcond.training.compare import METRIC
     from wellcond.training.compare import compare as compare_arms
     from wellcond.training.console import make_console, narrated, results_table
+    from wellcond.training.records import METRIC
 
-    if recipe not in RECIPES:
-        raise ValueError(f"no recipe {recipe!r}; there are {', '.join(RECIPES)}")
+    chosen = _chosen(recipe)
     if seeds < 1 or (epochs is not None and epochs < 1):
         raise ValueError(f"seeds and epochs count from 1, got seeds={seeds}, epochs={epochs}")
-    chosen = RECIPES[recipe]
     if epochs is not None:
         chosen = dataclasses.replace(chosen, epochs=epochs)
     selected = select_arms(name.strip() for name in arms.split(","))
@@ -90,6 +91,90 @@ def compare(
     console.print(f"Report: {report_page}", soft_wrap=True)
     console.print(f"Plots:  {folder / 'plots'}/   Rows: {folder / 'rows.jsonl'}", soft_wrap=True)
     return 0
+
+
+def train(
+    recipe: tyro.conf.Positional[str],
+    data_dir: Path | None = None,
+    conditioned: bool = False,
+    arm: str | None = None,
+    out: Path | None = None,
+    max_steps: int | None = None,
+    subset: int | None = None,
+    save_every: int | None = None,
+    resume: bool = False,
+    seed: int = 0,
+) -> int:
+    """Train one arm of a recipe with one seed; checkpoints, and --resume after a stop. Runs under torchrun too.
+
+    Args:
+        recipe: a name that `wellcond recipes` lists.
+        data_dir: folder of the data, where the recipe reads one.
+        conditioned: the same as --arm conditioned.
+        arm: what to train, see `wellcond recipes`; default: baseline.
+        out: folder of the results, default runs/RECIPE-ARM-seedSEED.
+        max_steps: stop after so many optimizer steps; the learning rate's schedule ends there too.
+        subset: train and test on so many images each, spread over the data.
+        save_every: optimizer steps between checkpoints; default: at every evaluation.
+        resume: go on from the last checkpoint in the folder.
+        seed: of weights and order of data.
+    """
+    from wellcond.training.arms import select_arms
+    from wellcond.training.console import make_console, told
+    from wellcond.training.train import checkpoints_of, is_first_process
+    from wellcond.training.train import train as train_run
+
+    if conditioned and arm not in (None, "conditioned"):
+        raise ValueError(f"--conditioned means --arm conditioned, but --arm is {arm}; give one of them")
+    chosen, data = _chosen(recipe), _data(recipe, data_dir)
+    (selected,) = select_arms(["conditioned" if conditioned else arm or "baseline"])
+    for name, value in (("max-steps", max_steps), ("subset", subset), ("save-every", save_every)):
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} counts from 1, got {value}")
+    folder = out or Path("runs") / f"{recipe}-{selected.name}-seed{seed}"
+
+    console = make_console(quiet=not is_first_process())
+    console.print(f"{chosen.title}: {selected.name}, seed {seed}, into {folder}/")
+    with told(console, f"{selected.name}, seed {seed}") as (progress, score):
+        result = train_run(
+            chosen,
+            selected,
+            seed,
+            folder,
+            data=data,
+            command=shlex.join(["wellcond", *sys.argv[1:]]),
+            max_steps=max_steps,
+            subset=subset,
+            save_every=save_every,
+            resume=resume,
+            progress=progress,
+            score=score,
+        )
+    metric = ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
+    console.print(f"Finished: {metric}")
+    if is_first_process():
+        from wellcond.report import write_report
+
+        console.print(f"Report:      {write_report(folder)}", soft_wrap=True)
+    console.print(f"Checkpoints: {checkpoints_of(folder)}/   Rows: {folder / 'rows.jsonl'}", soft_wrap=True)
+    return 0
+
+
+def _chosen(name: str) -> Recipe:
+    from wellcond.recipes import RECIPES
+
+    if name not in RECIPES:
+        raise ValueError(f"no recipe {name!r}; there are {', '.join(RECIPES)}")
+    return RECIPES[name]
+
+
+def _data(name: str, data_dir: Path | None) -> Split:
+    chosen = _chosen(name)
+    if data_dir is not None:
+        raise ValueError(
+            f"recipe {name!r} reads no folder, its images ship with a package: leave --data-dir out"
+        )
+    return chosen.data()
 
 
 def inspect(
@@ -182,6 +267,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": demo,
     "inspect": inspect,
     "compare": compare,
+    "train": train,
     "report": report,
     "recipes": recipes,
     "theory": theory,
@@ -201,9 +287,12 @@ def main(args: Sequence[str] | None = None) -> int:
     except (ValueError, FileNotFoundError) as error:
         print(f"wellcond: {error}", file=sys.stderr)
         return 2
+    except FloatingPointError as error:
+        print(f"wellcond: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(
-            "wellcond: stopped; what is finished is kept, the same command goes on from there",
+            "wellcond: stopped; what is finished is kept: the same command goes on from there (train: with --resume)",
             file=sys.stderr,
         )
         return 130

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import json
 import math
-import os
-import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from wellcond.monitor import JsonLines, append_lines, read_lines
-from wellcond.monitor.sinks import encode
 from wellcond.recipes import Recipe
 from wellcond.report.folder import MeasuredRow, read_rows
 from wellcond.report.kappas import panels
 from wellcond.training.arms import ARMS, Arm
+from wellcond.training.nonfinite import NonFiniteLoss
+from wellcond.training.records import METRIC, complete_lines, replace_lines, write_json, write_run
 from wellcond.training.run import RunResult, train_arm
 from wellcond.training.statistics import Estimate, estimate, paired_difference, verdict
 
-METRIC = {"name": "accuracy", "higher_is_better": True, "unit": "%"}
-LIBRARIES = ("torch", "timm", "transformers", "accelerate", "scikit-learn")
-
-Announce = Callable[[str, int, int, int], None]
-"""Called with (arm, seed, steps done, steps in all)."""
+Announce = Callable[[str, int, int], None]
+"""Called with (which run, steps done, steps in all)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,11 +87,12 @@ def compare(
 
     Raises:
         ValueError: the folder holds runs of another experiment.
+        NonFiniteLoss: a run's loss is not finite; finished runs are kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
     done = _resume(folder)
     known = [*arms, *(arm for arm in ARMS if arm not in arms and any(arm.name == name for name, _ in done))]
-    _write_run(folder, recipe, known, sorted({*seeds, *(seed for _, seed in done)}), command, hypotheses)
+    write_run(folder, recipe, known, sorted({*seeds, *(seed for _, seed in done)}), command, hypotheses)
     data = recipe.data()
     spectra_file = folder / "spectra.json"
     spectra = json.loads(spectra_file.read_text()) if spectra_file.is_file() else {}
@@ -107,20 +101,23 @@ def compare(
             if (arm.name, seed) in done:
                 continue
 
-            def progress(step: int, steps: int, name: str = arm.name, seed: int = seed) -> None:
+            def progress(step: int, steps: int, name: str = f"{arm.name}, seed {seed}") -> None:
                 if announce is not None:
-                    announce(name, seed, step, steps)
+                    announce(name, step, steps)
 
-            result = train_arm(recipe, data, arm, seed, folder / "trainer", progress)
+            try:
+                result = train_arm(recipe, data, arm, seed, folder / "trainer", progress)
+            except NonFiniteLoss as error:
+                raise NonFiniteLoss(f"arm {arm.name}, seed {seed}: {error}") from error
             # The line in results.jsonl comes last: a run without it counts as not done, and its rows are dropped.
             JsonLines(folder / "rows.jsonl", arm=arm.name, seed=seed)(result.rows)
             spectra.setdefault(arm.name, result.spectra)
-            _write_json(spectra_file, spectra)
+            write_json(spectra_file, spectra)
             append_lines(folder / "results.jsonl", [result.line()])
             if finished is not None:
                 finished(result)
     table = summarise(folder, known)
-    _write_json(folder / "summary.json", {line.arm.name: line.to_dict() for line in table})
+    write_json(folder / "summary.json", {line.arm.name: line.to_dict() for line in table})
     return table
 
 
@@ -168,77 +165,11 @@ def _kappas(rows: Sequence[MeasuredRow], names: Sequence[str]) -> dict[str, dict
     return found
 
 
-def _write_run(
-    folder: Path,
-    recipe: Recipe,
-    arms: Sequence[Arm],
-    seeds: Sequence[int],
-    command: str,
-    hypotheses: Sequence[str],
-) -> None:
-    config = {
-        field.name: getattr(recipe, field.name)
-        for field in dataclasses.fields(recipe)
-        if field.name not in ("name", "title", "model", "data")
-    }
-    record = {
-        "recipe": recipe.name,
-        "title": recipe.title,
-        "command": command,
-        "arms": [{"name": a.name, "description": a.description, "leaks": a.leaks} for a in arms],
-        "seeds": list(seeds),
-        "metric": METRIC,
-        "versions": {"python": platform.python_version(), **_versions()},
-        "config": config,
-        "hypotheses": list(hypotheses),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {_accelerator()}",
-    }
-    path = folder / "run.json"
-    if path.is_file():
-        before = json.loads(path.read_text())
-        for key in ("recipe", "config"):
-            if before[key] != json.loads(json.dumps(record[key])):
-                raise ValueError(
-                    f"{folder} holds runs of another experiment ({key} was {before[key]}, now {record[key]}); "
-                    f"give another --out, or delete the folder"
-                )
-    _write_json(path, record)
-
-
 def _resume(folder: Path) -> set[tuple[str, int]]:
     """Which runs are finished; rows of runs that were cut off are dropped, they will be made again."""
     results, rows = folder / "results.jsonl", folder / "rows.jsonl"
-    done = {(line["arm"], line["seed"]) for line in _complete_lines(results)} if results.is_file() else set()
+    done = {(line["arm"], line["seed"]) for line in complete_lines(results)} if results.is_file() else set()
     if rows.is_file():
-        kept = [line for line in _complete_lines(rows) if (line["arm"], line["seed"]) in done]
-        replacement = rows.with_suffix(".tmp")
-        replacement.unlink(missing_ok=True)
-        append_lines(replacement, kept)
-        replacement.replace(rows)
+        kept = [line for line in complete_lines(rows) if (line["arm"], line["seed"]) in done]
+        replace_lines(rows, kept)
     return done
-
-
-def _complete_lines(path: Path) -> list[dict[str, Any]]:
-    """Lines up to the first that a killed process left half written."""
-    try:
-        return read_lines(path)
-    except ValueError:
-        whole = path.read_text().rpartition("\n")[0]
-        path.write_text(whole + "\n" if whole else "")
-        return read_lines(path)
-
-
-def _versions() -> dict[str, str]:
-    return {"wellcond": importlib.metadata.version("wellcond")} | {
-        name: importlib.metadata.version(name) for name in LIBRARIES
-    }
-
-
-def _accelerator() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no accelerator"
-
-
-def _write_json(path: Path, value: Any) -> None:
-    replacement = path.with_suffix(".tmp")
-    replacement.write_text(json.dumps(encode(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
-    replacement.replace(path)

@@ -10,6 +10,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from wellcond.training.compare import ArmSummary
+from wellcond.training.engine import Progress as Steps
+from wellcond.training.engine import Score
 from wellcond.training.run import RunResult
 from wellcond.training.statistics import Estimate
 
@@ -17,10 +19,12 @@ PIPE_WIDTH = 120
 """Columns where there is no terminal whose width could be asked for."""
 
 
-def make_console() -> Console:
-    """Standard output; no colours and no carriage returns where it is not a terminal."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH, no_color=True)
+def make_console(*, quiet: bool = False) -> Console:
+    """Standard output; no colours and no carriage returns where it is not a terminal; ``quiet``: nothing at all."""
+    console = Console(highlight=False, quiet=quiet)
+    if console.is_terminal:
+        return console
+    return Console(highlight=False, quiet=quiet, width=PIPE_WIDTH, no_color=True)
 
 
 class Narrator:
@@ -33,12 +37,12 @@ class Narrator:
         self.bar = bar
         self.task = bar.add_task("", total=float(runs)) if bar is not None else None
 
-    def announce(self, arm: str, seed: int, step: int, steps: int) -> None:
+    def announce(self, run: str, step: int, steps: int) -> None:
         if self.bar is not None and self.task is not None:
             self.bar.update(
                 self.task,
                 completed=self.done + step / steps,
-                description=f"{arm}, seed {seed}, step {step}/{steps}",
+                description=f"{run}, step {step}/{steps}",
             )
 
     def finished(self, result: RunResult) -> None:
@@ -56,6 +60,25 @@ def narrated(console: Console, runs: int) -> Iterator[Narrator]:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         yield Narrator(console, runs, bar)
+
+
+@contextlib.contextmanager
+def told(console: Console, name: str) -> Iterator[tuple[Steps, Score]]:
+    """What to call after every step and at every point of the learning curve of one run."""
+    steps_in_all = 0
+
+    def score(point: dict[str, float]) -> None:
+        values = ", ".join(f"{key} {value:.4g}" for key, value in point.items() if key != "step")
+        console.print(f"step {int(point['step'])}/{steps_in_all}: {values}")
+
+    with narrated(console, 1) as narrator:
+
+        def progress(step: int, steps: int) -> None:
+            nonlocal steps_in_all
+            steps_in_all = steps
+            narrator.announce(name, step, steps)
+
+        yield progress, score
 
 
 def results_table(table: Sequence[ArmSummary], *, metric: str, unit: str) -> Table:

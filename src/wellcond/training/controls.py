@@ -101,7 +101,8 @@ def _position_share(x: Tensor, p: Tensor) -> float:
     weight = torch.where(inside, sigma[..., :1] / sigma, 0.0)
 
     def times_w(rows: Tensor) -> Tensor:
-        return rows + (rows @ vh.mT * weight[..., None, :]) @ vh
+        turned: Tensor = rows + (rows @ vh.mT * weight[..., None, :]) @ vh
+        return turned
 
     return float(times_w(p).norm() / times_w(x).norm())
 

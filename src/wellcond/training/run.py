@@ -5,33 +5,30 @@ from __future__ import annotations
 import dataclasses
 import os
 import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from transformers import (
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
-from transformers.trainer_utils import EvalPrediction
+from torch.utils.data import Dataset, Subset
+from transformers import PrinterCallback, TrainingArguments
 
 from wellcond.data import Split
 from wellcond.monitor import ConditioningMonitor, Row
 from wellcond.monitor.trainer import MonitorCallback
 from wellcond.recipes import Recipe
 from wellcond.training.arms import Arm
+from wellcond.training.checkpoints import discard_unfinished, read_conditioning_
+from wellcond.training.engine import (
+    ImageTrainer,
+    Progress,
+    Score,
+    Scores,
+    Stopwatch,
+    accuracy,
+    learning_curve,
+)
 from wellcond.training.spectra import token_spectra
-
-Progress = Callable[[int, int], None]
-"""Called with (steps done, steps in all)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +39,8 @@ class RunResult:
         arm, seed: which run.
         metrics: at the end of training, on the test images.
         curve: metrics during training, each with its ``step``.
-        seconds_per_step: the median step, measurements and evaluations not counted.
+        seconds_per_step: the median step, measurements and evaluations not counted; nan if a resumed run had
+            no step left.
         peak_memory_mb: of the accelerator; None on a CPU.
         rows: the measurements.
         spectra: singular values of one test image's tokens at the end, see `token_spectra`.
@@ -64,56 +62,75 @@ class RunResult:
         return fields
 
 
-class ImageTrainer(Trainer):
-    """The Trainer on a model that takes pixels and returns logits; nothing is wrapped, no key is renamed."""
+@dataclasses.dataclass(frozen=True)
+class Keeping:
+    """What a run keeps while it goes on, so that another process can go on from there.
 
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        logits = model(inputs["pixel_values"])
-        loss = nn.functional.cross_entropy(
-            logits,
-            inputs["labels"],
-            label_smoothing=self.args.label_smoothing_factor if model.training else 0.0,
+    Attributes:
+        save_every: optimizer steps between checkpoints; the last step has one too. None: no checkpoints.
+        resume: a checkpoint to go on from.
+        rows: the measurements that were made before it.
+        sink: given the rows of each measurement as soon as it is made.
+        score: given each point of the learning curve.
+    """
+
+    save_every: int | None = None
+    resume: Path | None = None
+    rows: Sequence[Row] = ()
+    sink: Callable[[list[Row]], None] | None = None
+    score: Score | None = None
+
+
+def total_steps(recipe: Recipe, images: int, max_steps: int | None = None) -> int:
+    """Optimizer steps of a run; the learning rate's schedule has this length.
+
+    >>> from wellcond.recipes import RECIPES
+    >>> total_steps(RECIPES["digits-vit"], images=1347), total_steps(RECIPES["digits-vit"], 1347, max_steps=6)
+    (352, 6)
+    """
+    steps = recipe.epochs * -(-images // recipe.batch_size)
+    return steps if max_steps is None else min(steps, max_steps)
+
+
+def process_batch(recipe: Recipe) -> int:
+    """Images per process and step, so that the batch of all processes is the recipe's.
+
+    Raises ValueError if it cannot be divided.
+    """
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if recipe.batch_size % processes:
+        raise ValueError(
+            f"{processes} processes cannot share a batch of {recipe.batch_size} images equally; "
+            f"start a number of processes that divides it"
         )
-        return (loss, {"logits": logits}) if return_outputs else loss
+    return recipe.batch_size // processes
 
 
-class Stopwatch(TrainerCallback):
-    """Times optimizer steps and says how far the run is."""
+def thinned(images: Dataset[Any], subset: int | None) -> Dataset[Any]:
+    """``subset`` images spread evenly over a data set, so that sorted classes are all there; None: all.
 
-    def __init__(self, progress: Progress | None) -> None:
-        self.progress = progress
-        self.durations: list[float] = []
-        self.started = 0.0
-
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self.started = time.perf_counter()
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self.durations.append(time.perf_counter() - self.started)
-        if self.progress is not None:
-            self.progress(state.global_step, state.max_steps)
-
-
-def accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    """Top-1 accuracy in %."""
-    logits = (
-        prediction.predictions[0] if isinstance(prediction.predictions, tuple) else prediction.predictions
-    )
-    return {"accuracy": 100.0 * float(np.mean(np.argmax(logits, axis=-1) == prediction.label_ids))}
+    >>> thinned(list(range(10)), 3).indices
+    [0, 4, 9]
+    """
+    count = len(images)  # type: ignore[arg-type]
+    if subset is None or subset >= count:
+        return images
+    if subset < 1:
+        raise ValueError(f"a subset counts its images from 1, got {subset}")
+    return Subset(images, torch.linspace(0, count - 1, subset).long().tolist())
 
 
 def train_arm(
-    recipe: Recipe, data: Split, arm: Arm, seed: int, folder: Path, progress: Progress | None = None
+    recipe: Recipe,
+    data: Split,
+    arm: Arm,
+    seed: int,
+    folder: Path,
+    progress: Progress | None = None,
+    *,
+    max_steps: int | None = None,
+    subset: int | None = None,
+    keeping: Keeping = Keeping(),
 ) -> RunResult:
     """Train one arm with one seed; two arms with the same seed share initial weights and order of data.
 
@@ -124,23 +141,32 @@ def train_arm(
         seed: of weights and data order.
         folder: for what the Trainer writes.
         progress: told after every step.
+        max_steps: stop after so many steps; the schedule of the learning rate is that long too.
+        subset: train and test on so many images each.
+        keeping: checkpoints and going on from one.
 
-    Raises ValueError where an arm does not fit the model.
+    Raises:
+        ValueError: an arm does not fit the model, or processes do not divide the batch.
+        NonFiniteLoss: a loss or gradient is not finite; the last checkpoint is from before.
     """
+    training, test = thinned(data.train, subset), thinned(data.test, subset)
     torch.manual_seed(seed)
     model = recipe.model()
-    probe = torch.stack([data.test[i]["pixel_values"] for i in range(8)])
-    arm.apply_(model, torch.stack([data.train[i]["pixel_values"] for i in range(min(64, len(data.train)))]))
+    probe = torch.stack([test[i]["pixel_values"] for i in range(min(8, len(test)))])  # type: ignore[arg-type]
+    batch = [training[i]["pixel_values"] for i in range(min(64, len(training)))]  # type: ignore[arg-type]
+    arm.apply_(model, torch.stack(batch))
+    if keeping.resume is not None:
+        read_conditioning_(model, keeping.resume)
 
-    # The Trainer asks for libraries that report elsewhere unless it is told not to; nothing leaves this machine.
+    # transformers asks libraries that report elsewhere unless it is told not to; nothing leaves this machine.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    steps = recipe.epochs * -(-len(data.train) // recipe.batch_size)
+    steps = total_steps(recipe, len(training), max_steps)  # type: ignore[arg-type]
     every = max(1, steps // recipe.evaluations)
     arguments = TrainingArguments(
         output_dir=str(folder),
         seed=seed,
         max_steps=steps,
-        per_device_train_batch_size=recipe.batch_size,
+        per_device_train_batch_size=process_batch(recipe),
         per_device_eval_batch_size=512,
         learning_rate=recipe.learning_rate,
         weight_decay=recipe.weight_decay,
@@ -150,52 +176,47 @@ def train_arm(
         eval_strategy="steps",
         eval_steps=every,
         logging_steps=every,
-        save_strategy="no",
+        save_strategy="no" if keeping.save_every is None else "steps",
+        save_steps=keeping.save_every or steps,
         report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,
         label_names=["labels"],
         dataloader_pin_memory=torch.cuda.is_available(),
+        ddp_find_unused_parameters=False,
     )
+    if arguments.process_index == 0:
+        discard_unfinished(folder)
     watch = Stopwatch(progress)
     trainer = ImageTrainer(
         model=model,
         args=arguments,
-        train_dataset=data.train,
-        eval_dataset=data.test,
+        train_dataset=training,
+        eval_dataset=test,
         compute_metrics=accuracy,
     )
     trainer.remove_callback(PrinterCallback)
     monitor = ConditioningMonitor(
-        model, every=max(1, steps // recipe.measurements), batch=probe.to(trainer.args.device)
+        model,
+        every=max(1, steps // recipe.measurements),
+        batch=probe.to(trainer.args.device),
+        sink=keeping.sink,
     )
+    monitor.rows += keeping.rows
     # The stopwatch comes first: what the monitor needs is not part of a step.
     trainer.add_callback(watch)
     trainer.add_callback(MonitorCallback(monitor))
-    trainer.train()
+    if keeping.score is not None:
+        trainer.add_callback(Scores(keeping.score))
+    trainer.train(resume_from_checkpoint=None if keeping.resume is None else str(keeping.resume))
     final = trainer.evaluate()
     return RunResult(
         arm=arm.name,
         seed=seed,
         metrics={"accuracy": final["eval_accuracy"], "loss": final["eval_loss"]},
         curve=learning_curve(trainer.state.log_history),
-        seconds_per_step=statistics.median(watch.durations),
+        seconds_per_step=statistics.median(watch.durations) if watch.durations else float("nan"),
         peak_memory_mb=torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
         rows=monitor.rows,
         spectra=token_spectra(model, monitor.batch),
     )
-
-
-def learning_curve(history: list[dict[str, float]]) -> list[dict[str, float]]:
-    """Points of the Trainer's log with a step: training loss as ``train_loss``, test loss and accuracy.
-
-    >>> learning_curve([{"step": 5, "loss": 2.0}, {"step": 5, "eval_loss": 1.0, "eval_accuracy": 50.0}])
-    [{'step': 5, 'train_loss': 2.0, 'loss': 1.0, 'accuracy': 50.0}]
-    """
-    points: dict[float, dict[str, float]] = {}
-    names = {"loss": "train_loss", "eval_loss": "loss", "eval_accuracy": "accuracy"}
-    for entry in history:
-        found = {new: entry[old] for old, new in names.items() if old in entry}
-        if found:
-            points.setdefault(entry["step"], {"step": entry["step"]}).update(found)
-    return list(points.values())
