@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -13,10 +14,10 @@ from typing import Any, get_args
 import torch
 
 from wellcond.bench import models
-from wellcond.bench.goals import judge
+from wellcond.bench.goals import SMALL_SIDE, judge
 from wellcond.bench.measures import floor, kappa_reached, peak_ratio, saved_ratio, seconds
 from wellcond.bench.peers import compare
-from wellcond.bench.shapes import KINDS, SHAPES, Shape, matrices, rank_of
+from wellcond.bench.shapes import KINDS, SHAPES, Kind, Shape, matrices, rank_of
 from wellcond.linalg import Method, choose_method, polar
 
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -28,8 +29,8 @@ def bench(quick: bool = False, explain: bool = False, out: Path | None = None) -
     """Measure the polar engine against its goals.
 
     Args:
-        quick: a quarter of every batch, fewer rounds: below a minute on two cores. Goal 1's share of a training
-            step is then measured on three models, else on all.
+        quick: a quarter of every batch, fewer rounds, large shapes at two κ only: below a minute on two quiet
+            cores. Goal 1's share of a training step is then measured on three models, else on all.
         explain: print only what ``method="auto"`` chooses for every shape, and why.
         out: folder for ``bench.json``, ``scaling.svg`` and ``ratios.svg``; nothing is written without it.
 
@@ -106,8 +107,10 @@ def processor() -> str:
 
 def speed_and_guarantee(shape: Shape, rounds: int, quick: bool, device: str) -> list[dict[str, Any]]:
     """Goals 1 and 3 for one shape: a row for every κ."""
+    print(f"measuring {shape.label}", file=sys.stderr, flush=True)
     rows = []
-    for kind, x in matrices(shape, KINDS, device).items():
+    kinds: tuple[Kind, ...] = ("1e2", "1e6") if quick and min(shape.n, shape.d) > SMALL_SIDE else KINDS
+    for kind, x in matrices(shape, kinds, device).items():
         rank = rank_of(shape, kind)
         times = seconds(
             {
@@ -160,12 +163,12 @@ def shares(rows: list[dict[str, Any]], quick: bool, device: str) -> list[dict[st
 
 
 def memory(quick: bool, device: str) -> list[dict[str, Any]]:
-    """Goal 4, for every shape (a batch of two) and method; in a quick run without those of large small side."""
+    """Goal 4, for every shape (at most 8 of the batch, 2 when quick) and method; in a quick run without those of large small side."""
     found = []
     for shape in SHAPES:
         if quick and min(shape.n, shape.d) > 256:
             continue
-        x = torch.randn(min(shape.batch, 2), shape.n, shape.d, device=device)
+        x = torch.randn(min(shape.batch, 2 if quick else 8), shape.n, shape.d, device=device)
         for method in METHODS:
             heavy = x.numel() * min(x.shape[-2:]) > NEWTON_ON_CPU / (10 if quick else 1)
             if method == "auto" or (method == "newton" and heavy and device == "cpu"):
