@@ -163,7 +163,7 @@ def shares(rows: list[dict[str, Any]], quick: bool, device: str) -> list[dict[st
 
 
 def memory(quick: bool, device: str) -> list[dict[str, Any]]:
-    """Goal 4, for every shape (at most 8 of the batch, 2 when quick) and method; in a quick run without those of large small side."""
+    """Goal 4, for every shape (at most 8 of the batch, 2 when quick) and method; large small sides in full runs."""
     found = []
     for shape in SHAPES:
         if quick and min(shape.n, shape.d) > 256:
