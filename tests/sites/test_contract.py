@@ -289,15 +289,19 @@ def test_padding(example: Example) -> None:
     """Outputs of real positions do not depend on how much padding the batch has."""
     assert example.padded is not None
     model = example.model()
-    wc.condition_(model, LEAKY)
-    results = []
-    for extra in (0, 1, 7):
+
+    def real_outputs(extra: int) -> Tensor:
         batch, real = example.padded(extra)
         (output, *_) = outputs(model, batch)
-        results.append(output[real] if output.shape[: real.ndim] == real.shape else output)
-    assert torch.isfinite(results[0]).all()
-    for result in results[1:]:
-        torch.testing.assert_close(result, results[0], rtol=1e-5, atol=1e-5)
+        return output[real] if output.shape[: real.ndim] == real.shape else output
+
+    plain = real_outputs(7)
+    wc.condition_(model, LEAKY)
+    expected = real_outputs(0)
+    assert torch.isfinite(expected).all()
+    assert differ([expected], [plain])
+    for extra in (1, 7):
+        torch.testing.assert_close(real_outputs(extra), expected, rtol=1e-5, atol=1e-5)
 
 
 @contract
