@@ -263,6 +263,19 @@ def theory(
     return 0
 
 
+def bench(quick: bool = False, explain: bool = False, out: Path | None = None) -> int:
+    """Measure the cost of the correction on this machine, against an SVD and other peers.
+
+    Args:
+        quick: smaller batches, fewer rounds.
+        explain: print only which method `auto` chooses for every shape, and why.
+        out: folder for bench.json and plots; nothing is written without it.
+    """
+    from wellcond.bench import bench as run_bench
+
+    return run_bench(quick, explain, out)
+
+
 COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": demo,
     "inspect": inspect,
@@ -271,6 +284,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "report": report,
     "recipes": recipes,
     "theory": theory,
+    "bench": bench,
 }
 
 
