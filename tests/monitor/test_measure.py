@@ -114,6 +114,14 @@ def test_unknown_model_says_how_to_name_a_site():
         wc.measure(nn.Sequential(nn.Linear(2, 2)), torch.randn(3, 2))
 
 
+def test_attention_of_an_unknown_class_is_said_to_be_left_out():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    wc.condition_(model, site="0")
+    with pytest.warns(UserWarning, match=r"no self-attention that wellcond knows inside Sequential"):
+        rows = wc.measure(model, torch.randn(2, 5, 4))
+    assert {row.site for row in rows} == {"tokens", "conditioned.before", "conditioned.after"}
+
+
 def test_measuring_changes_nothing(images):
     model = small_vit(drop_rate=0.5, attn_drop_rate=0.5, drop_path_rate=0.5)
     model.train()

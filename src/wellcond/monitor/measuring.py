@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,6 +40,8 @@ def measure(model: nn.Module, batch: Any, *, step: int = 0, weights: bool = True
         ValueError: no known transformer, or several.
         RuntimeError: a site never ran in this forward, so that its row would be missing.
 
+    Warns where the model has no attention of a known class, since only its tokens are then measured.
+
     >>> import torch
     >>> from torch import nn
     >>> encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
@@ -54,6 +57,12 @@ def measure(model: nn.Module, batch: Any, *, step: int = 0, weights: bool = True
         module: AttentionReader(module, kind, lambda: probes.token_mask)
         for _, module, kind in REGISTRY.attention_modules(inner)
     }
+    if not watched:
+        warnings.warn(
+            f"no self-attention that wellcond knows inside {type(inner).__name__}: only its tokens were measured. "
+            f"Enter the class of its attention: wellcond.sites.REGISTRY.attention(path, heads=..., outputs=...)",
+            stacklevel=2,
+        )
     watch = AttentionWatch(watched)
     calls = [hook.calls for hook in hooks]
     try:
