@@ -16,7 +16,7 @@ from wellcond.report.kappas import panels
 from wellcond.training.arms import ARMS, Arm
 from wellcond.training.nonfinite import NonFiniteLoss
 from wellcond.training.records import METRIC, complete_lines, replace_lines, write_json, write_run
-from wellcond.training.run import RunResult, train_arm
+from wellcond.training.run import RunResult, started_processes, train_arm
 from wellcond.training.statistics import Estimate, estimate, paired_difference, verdict
 
 Announce = Callable[[str, int, int], None]
@@ -86,9 +86,14 @@ def compare(
         The table, one line an arm.
 
     Raises:
-        ValueError: the folder holds runs of another experiment.
+        ValueError: the folder holds runs of another experiment, or several processes were started.
         NonFiniteLoss: a run's loss is not finite; finished runs are kept.
     """
+    if started_processes() > 1:
+        raise ValueError(
+            f"a comparison runs in one process, and {started_processes()} were started: they would write over each "
+            f"other. Leave torchrun out, or train arm by arm with `torchrun ... -m wellcond train`"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     done = _resume(folder)
     known = [*arms, *(arm for arm in ARMS if arm not in arms and any(arm.name == name for name, _ in done))]

@@ -55,10 +55,17 @@ class ImageTrainer(Trainer):
         # Every process must learn of it, or the others would step with the gradient of the bad one.
         bad = self.accelerator.reduce((~loss.isfinite()).float().reshape(1))
         if bad.item() > 0:
+            if loss.isfinite():
+                raise NonFiniteLoss(f"{self._stopped()} the loss of another process is not finite.")
             raise NonFiniteLoss(
                 f"{self._stopped()} the loss is {loss.item()}. {self._culprit(inputs, random_state)}"
             )
         return loss
+
+    def take_up(self, checkpoint: Path) -> None:
+        """The weights and the log of a checkpoint of the last step, after which nothing is left to train."""
+        self._load_from_checkpoint(str(checkpoint))
+        self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
 
     def _culprit(self, inputs: dict[str, Tensor], random_state: Tensor) -> str:
         inputs = self._prepare_inputs(inputs)

@@ -18,7 +18,7 @@ from wellcond.monitor import ConditioningMonitor, Row
 from wellcond.monitor.trainer import MonitorCallback
 from wellcond.recipes import Recipe
 from wellcond.training.arms import Arm
-from wellcond.training.checkpoints import discard_unfinished, read_conditioning_
+from wellcond.training.checkpoints import discard_unfinished, read_conditioning_, step_of
 from wellcond.training.engine import (
     ImageTrainer,
     Progress,
@@ -92,12 +92,17 @@ def total_steps(recipe: Recipe, images: int, max_steps: int | None = None) -> in
     return steps if max_steps is None else min(steps, max_steps)
 
 
+def started_processes() -> int:
+    """How many processes torchrun started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def process_batch(recipe: Recipe) -> int:
     """Images per process and step, so that the batch of all processes is the recipe's.
 
     Raises ValueError if it cannot be divided.
     """
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    processes = started_processes()
     if recipe.batch_size % processes:
         raise ValueError(
             f"{processes} processes cannot share a batch of {recipe.batch_size} images equally; "
@@ -146,9 +151,13 @@ def train_arm(
         keeping: checkpoints and going on from one.
 
     Raises:
-        ValueError: an arm does not fit the model, or processes do not divide the batch.
+        ValueError: an arm does not fit the model, or processes do not divide the batch or shard the model.
         NonFiniteLoss: a loss or gradient is not finite; the last checkpoint is from before.
     """
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        raise ValueError(
+            "sharded training (FSDP) is not supported here: start with torchrun, which copies the model to each process"
+        )
     training, test = thinned(data.train, subset), thinned(data.test, subset)
     torch.manual_seed(seed)
     model = recipe.model()
@@ -162,6 +171,7 @@ def train_arm(
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     steps = total_steps(recipe, len(training), max_steps)  # type: ignore[arg-type]
     every = max(1, steps // recipe.evaluations)
+    on_cpus = started_processes() > 1 and not torch.accelerator.is_available()
     arguments = TrainingArguments(
         output_dir=str(folder),
         seed=seed,
@@ -184,7 +194,15 @@ def train_arm(
         label_names=["labels"],
         dataloader_pin_memory=torch.cuda.is_available(),
         ddp_find_unused_parameters=False,
+        # Without it several processes on CPUs would each train alone.
+        use_cpu=on_cpus,
+        ddp_backend="gloo" if on_cpus else None,
     )
+    if arguments.world_size != started_processes():
+        raise RuntimeError(
+            f"{started_processes()} processes were started, but the Trainer sees {arguments.world_size}: "
+            f"each would train alone and write over the others"
+        )
     if arguments.process_index == 0:
         discard_unfinished(folder)
     watch = Stopwatch(progress)
@@ -208,7 +226,10 @@ def train_arm(
     trainer.add_callback(MonitorCallback(monitor))
     if keeping.score is not None:
         trainer.add_callback(Scores(keeping.score))
-    trainer.train(resume_from_checkpoint=None if keeping.resume is None else str(keeping.resume))
+    if keeping.resume is not None and step_of(keeping.resume) >= steps:
+        trainer.take_up(keeping.resume)  # the Trainer itself would make one step more
+    else:
+        trainer.train(resume_from_checkpoint=None if keeping.resume is None else str(keeping.resume))
     final = trainer.evaluate()
     return RunResult(
         arm=arm.name,
