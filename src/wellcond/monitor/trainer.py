@@ -12,6 +12,8 @@ from wellcond.monitor.schedule import ConditioningMonitor
 class MonitorCallback(TrainerCallback):
     """Measures at the start and after optimizer steps; in a distributed run only the first process keeps rows.
 
+    A run that goes on from a checkpoint does not measure at its start, because that step was measured before it.
+
     Args:
         monitor: built with the model the Trainer trains and with a fixed ``batch`` on its device.
     """
@@ -26,7 +28,8 @@ class MonitorCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.on_step_end(args, state, control, **kwargs)
+        if state.global_step == 0:
+            self.on_step_end(args, state, control, **kwargs)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
