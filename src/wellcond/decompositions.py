@@ -51,6 +51,8 @@ PROBES = 8
 BLOCK_ENTRIES = 1 << 17
 SMALL_SAMPLE = 1 << 15
 """Samples with fewer entries than this are worked on together; larger ones one at a time, in cache."""
+WORTH_THREADS = 10**8
+"""Arithmetic of a batch from which starting threads, some milliseconds, is little beside it."""
 
 
 # ---------------------------------------------------------------------------------------- the operator
@@ -87,7 +89,7 @@ def decompose(
             return failed
 
     with full_precision():
-        failed = sum(for_each(do, list(parts_of(flat)), x.device))
+        failed = sum(for_each(do, list(parts_of(flat)), x.device, flops=count * d * d * (n + 9 * d)))
     if failed:
         warn_fallback(method, failed, count, (n, d))
     bad = sigma[:, 0].isnan()
@@ -165,16 +167,17 @@ def parts_of(x: Tensor) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
-def for_each(do: Callable[[slice], int], parts: list[slice], device: torch.device) -> list[int]:
+def for_each(do: Callable[[slice], int], parts: list[slice], device: torch.device, flops: int) -> list[int]:
     """`do` on every part; on a CPU with several threads side by side, one thread each.
 
-    LAPACK on one small matrix does not profit from threads, a batch does. The threads live for one call: a
+    LAPACK on one small matrix does not profit from threads, a batch does; and below `WORTH_THREADS` one thread
+    does it all, because threads that wait for each other cost more than the work. The threads live for one call: a
     pool that outlived it would hang in a forked data loader. Each starts with torch's own number of threads
     and then turns to one for itself; the last line gives later threads of the process their default back.
     """
     threads = torch.get_num_threads()
     workers = min(threads, len(parts))
-    if device.type != "cpu" or workers < max(2, threads // 2):
+    if device.type != "cpu" or threads == 1 or workers < threads // 2:
         return [do(part) for part in parts]
 
     def alone() -> None:
@@ -182,6 +185,9 @@ def for_each(do: Callable[[slice], int], parts: list[slice], device: torch.devic
         torch.set_num_threads(1)
 
     try:
+        if flops < WORTH_THREADS:
+            torch.set_num_threads(1)
+            return [do(part) for part in parts]
         with ThreadPoolExecutor(workers, initializer=alone) as pool:
             return list(pool.map(do, parts))
     finally:

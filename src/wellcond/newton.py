@@ -167,7 +167,7 @@ def checked_newton(
             return int(failed.sum())
 
     with full_precision():
-        failed = sum(for_each(do, list(parts_of(flat)), x.device))
+        failed = sum(for_each(do, list(parts_of(flat)), x.device, flops=count * d * d * (n + 20 * d)))
     if failed:
         warn_fallback("newton", failed, count, (n, d))
     return factor.view(x.shape), sigma_max.view(batch), rank.view(batch)

@@ -29,7 +29,7 @@ DIGITS_VIT = Recipe(
     title="A small ViT on scikit-learn's digits",
     model=small_vit,
     data=digits,
-    epochs=16,
+    epochs=14,
     batch_size=64,
     learning_rate=1e-3,
 )
