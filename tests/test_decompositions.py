@@ -113,8 +113,11 @@ def test_a_sample_large_enough_to_be_done_alone_is_bitwise_the_same_in_a_batch(m
 # ----------------------------------------------------------------------------------------------- threads
 
 
-def test_threads_leave_the_process_as_it_was_and_do_everything_once() -> None:
-    code = """
+@pytest.mark.parametrize("flops", [0, 10**12])
+def test_threads_leave_the_process_as_it_was_and_do_everything_once(flops: int) -> None:
+    code = (
+        f"flops = {flops}"
+        + """
 import torch
 from wellcond.decompositions import for_each
 torch.set_num_threads(2)
@@ -122,24 +125,26 @@ seen = []
 def do(part):
     seen.append(torch.get_num_threads())
     return part.start
-assert for_each(do, [slice(i, i + 1) for i in range(8)], torch.device("cpu")) == list(range(8))
+assert for_each(do, [slice(i, i + 1) for i in range(8)], torch.device("cpu"), flops) == list(range(8))
 assert seen == [1] * 8, seen
 assert torch.get_num_threads() == 2
 from concurrent.futures import ThreadPoolExecutor
 with ThreadPoolExecutor(1) as pool:
     assert pool.submit(torch.get_num_threads).result() == 2
 """
+    )
     subprocess.run(
         [sys.executable, "-c", code], check=True, env={**os.environ, "OMP_NUM_THREADS": "2"}, timeout=120
     )
 
 
-def test_an_error_in_a_thread_arrives() -> None:
+@pytest.mark.parametrize("flops", [0, 10**12])
+def test_an_error_in_a_thread_arrives(flops: int) -> None:
     def do(part: slice) -> int:
         raise ValueError(f"part {part.start}")
 
     with pytest.raises(ValueError, match="part 0"):
-        for_each(do, [slice(0, 1), slice(1, 2)], torch.device("cpu"))
+        for_each(do, [slice(0, 1), slice(1, 2)], torch.device("cpu"), flops)
 
 
 def test_works_in_a_forked_child_after_use_in_the_parent() -> None:
