@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset, Subset
 from transformers import PrinterCallback, TrainingArguments
 
-from wellcond.data import Split
+from wellcond.data import Images, Split
 from wellcond.monitor import ConditioningMonitor, Row
 from wellcond.monitor.trainer import MonitorCallback
 from wellcond.recipes import Recipe
@@ -28,6 +28,7 @@ from wellcond.training.engine import (
     accuracy,
     learning_curve,
 )
+from wellcond.training.repeatable import Epochs, Repeatable
 from wellcond.training.spectra import token_spectra
 
 
@@ -158,18 +159,20 @@ def train_arm(
         raise ValueError(
             "sharded training (FSDP) is not supported here: start with torchrun, which copies the model to each process"
         )
-    training, test = thinned(data.train, subset), thinned(data.test, subset)
+    # Images themselves are tensors in memory; only a class made from it, or another one, can have transforms.
+    training = Repeatable(thinned(data.train, subset), seed, draws=type(data.train) is not Images)
+    test = thinned(data.test, subset)
     torch.manual_seed(seed)
     model = recipe.model()
     probe = torch.stack([test[i]["pixel_values"] for i in range(min(8, len(test)))])  # type: ignore[arg-type]
-    batch = [training[i]["pixel_values"] for i in range(min(64, len(training)))]  # type: ignore[arg-type]
+    batch = [training[i]["pixel_values"] for i in range(min(64, len(training)))]
     arm.apply_(model, torch.stack(batch))
     if keeping.resume is not None:
         read_conditioning_(model, keeping.resume)
 
     # transformers asks libraries that report elsewhere unless it is told not to; nothing leaves this machine.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    steps = total_steps(recipe, len(training), max_steps)  # type: ignore[arg-type]
+    steps = total_steps(recipe, len(training), max_steps)
     every = max(1, steps // recipe.evaluations)
     on_cpus = started_processes() > 1 and not torch.accelerator.is_available()
     arguments = TrainingArguments(
@@ -223,6 +226,7 @@ def train_arm(
     monitor.rows += keeping.rows
     # The stopwatch comes first: what the monitor needs is not part of a step.
     trainer.add_callback(watch)
+    trainer.add_callback(Epochs(training, total_steps(recipe, len(training)) // recipe.epochs))
     trainer.add_callback(MonitorCallback(monitor))
     if keeping.score is not None:
         trainer.add_callback(Scores(keeping.score))
