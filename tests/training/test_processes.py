@@ -125,3 +125,10 @@ def test_a_batch_that_processes_cannot_share_is_refused(
         process_batch(tiny_recipe())
     with pytest.raises(ValueError, match="a comparison runs in one process, and 3 were started"):
         compare(tiny_recipe(), select_arms(["baseline"]), [0], tmp_path, command="x")
+
+
+def test_sharding_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ValueError, match="FSDP"):
+        compare(tiny_recipe(), select_arms(["baseline"]), [0], tmp_path, command="x")
+    assert not (tmp_path / "results.jsonl").exists()
