@@ -86,7 +86,8 @@ def total_steps(recipe: Recipe, images: int, max_steps: int | None = None) -> in
     """Optimizer steps of a run; the learning rate's schedule has this length.
 
     >>> from wellcond.recipes import RECIPES
-    >>> total_steps(RECIPES["digits-vit"], images=1347), total_steps(RECIPES["digits-vit"], 1347, max_steps=6)
+    >>> recipe = dataclasses.replace(RECIPES["digits-vit"], epochs=16, batch_size=64)
+    >>> total_steps(recipe, images=1347), total_steps(recipe, images=1347, max_steps=6)
     (352, 6)
     """
     steps = recipe.epochs * -(-images // recipe.batch_size)
