@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from wellcond import decompositions
 from wellcond import newton as newton_module
 from wellcond.decompositions import for_each, gram_matrix, parts_of
-from wellcond.linalg import choose_method, polar
+from wellcond.linalg import choose_method, polar, spectrum
 from wellcond.newton import SCHEDULES, SORTING, THRESHOLD, evaluate, newton, optimal_quintic
 from wellcond.tokens import conditioned_tokens
 
@@ -62,6 +63,17 @@ def test_gram_is_orthonormal_without_the_svd(
         polar(x, method="gram", rank_tol=1e-9).factor if min(shape) == 100 else polar(x, method="gram").factor
     )
     assert isometry_error(factor, 100) < 5e-5
+
+
+@pytest.mark.parametrize("method", ["svd", "gram", "newton"])
+@pytest.mark.parametrize("kappa", [30.0, 300.0, 900.0])
+def test_large_rank_deficient_samples_keep_their_null_space(method: Any, kappa: float) -> None:
+    """Patches of 4×4 pixels: 3136×128 of rank 49. X + C in float32 has no directions beyond those of X."""
+    x = with_sigma(500 * torch.logspace(0, -math.log10(kappa), 49, dtype=torch.float64), 3136, 128)
+    assert spectrum(x).rank == 49
+    found = spectrum(conditioned_tokens(x, method=method))
+    assert found.rank == 49
+    assert found.kappa_pinv <= 2.002
 
 
 def test_gram_finds_directions_that_the_gram_matrix_has_lost() -> None:

@@ -261,7 +261,13 @@ def gram_polar(x: Tensor, noise: Tensor, rank_tol: float | None, out: Tensor) ->
 
 
 def float32_suffices(sigma: Tensor, inverse: Tensor) -> bool:
-    """Whether X·(V S⁻¹ Vᵀ) may be formed in float32: κ moderate, and no entry near the ends of its range."""
+    """Whether X·(V S⁻¹ Vᵀ) may be formed in float32: κ moderate, and no entry near the ends of its range.
+
+    Never where the rank is short: the product's error, 6e-8·κ beside F, would lie in the null space too, there is
+    nothing for it to be small against, and X + C would have directions above the noise of its dtype again.
+    """
+    if not bool((inverse > 0).all()):
+        return False
     largest, steepest = float(sigma.max()), float(inverse.max())
     return largest * steepest <= FLOAT32_KAPPA and largest < 1e30 and steepest < 1e30
 
