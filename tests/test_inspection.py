@@ -114,6 +114,15 @@ def test_windows_have_their_own_shape():
     assert found.lines[1].samples == 3 * 4
 
 
+def test_attention_over_channels_has_a_softmax_of_channels():
+    example = MODELS["timm XCiT"]
+    found = examine(Subject("xcit", example.model().eval(), "random", example.batch(), "noise"))
+    n, d = found.lines[1].shape
+    assert n == found.lines[0].shape[0]
+    assert found.lines[2].shape == (d, d)
+    assert n != d
+
+
 def test_a_function_of_a_module(capsys):
     found = printed(capsys, "tests.test_inspection:tiny_vit")
     assert found["model"] == "VisionTransformer"

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 ATTENTION = {"attention.output": "softmax(QKᵀ)V", "attention.weights": "softmax(QKᵀ)"}
 
 
+Shapes = dict[tuple[str, str], tuple[int, int]]
+"""Rows and columns by site and path."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Reading:
     """One matrix, or the mean over heads and samples of several, at one moment.
@@ -52,7 +56,7 @@ class Line:
         what: ``"tokens"``, ``"embedding table"``, ``"softmax(QKᵀ)V"`` or ``"softmax(QKᵀ)"``.
         layer: index of the attention layer; None for tokens.
         module: its path.
-        shape: N×d of one matrix: of one head for attention.
+        shape: of one matrix: N×d of one head for attention; its softmax is N×N, or d×d over channels.
         heads: how many heads are averaged; None for tokens.
         samples: how many matrices are averaged, of each head.
         before, after: without and with conditioning.
@@ -189,15 +193,14 @@ def grouped(rows: Sequence[Row]) -> list[list[Row]]:
     return list(groups.values())
 
 
-def line(before: list[Row], after: list[Row], shapes: dict[str, tuple[int, int]]) -> Line:
+def line(before: list[Row], after: list[Row], shapes: Shapes) -> Line:
     """One line from the rows of a group's heads, without and with conditioning."""
     first = before[0]
-    n, d = shapes[first.module] if first.layer is not None else shapes[""]
     return Line(
         what=ATTENTION.get(first.site, first.site),
         layer=first.layer,
         module=first.module,
-        shape=(n, n) if first.site == "attention.weights" else (n, d),
+        shape=shapes[first.site, first.module if first.layer is not None else ""],
         heads=len(before) if first.layer is not None else None,
         samples=first.samples,
         before=reading(before),
@@ -225,19 +228,19 @@ class ShapeOfTokens(nn.Module):
 
 
 class ShapeReader(AttentionReader):
-    """Keeps the N×d of a layer's heads instead of their spectra."""
+    """Keeps the shapes of what a layer's heads compute and of their softmax, in place of the spectra."""
 
-    shape = (0, 0)
+    shape = weights_shape = (0, 0)
 
     def read_outputs(self, per_head: Tensor) -> None:
         self.shape = (per_head.shape[-2], per_head.shape[-1])
 
     def read_weights(self, weights: Tensor) -> None:
-        pass
+        self.weights_shape = (weights.shape[-2], weights.shape[-1])
 
 
-def shapes_of(model: nn.Module, batch: Any) -> dict[str, tuple[int, int]]:
-    """N×d of one head of every attention layer by path, and of the tokens by ``""``."""
+def shapes_of(model: nn.Module, batch: Any) -> Shapes:
+    """The shape of one matrix by site and path of the attention layer; of the tokens by ``"tokens"`` and ``""``."""
     modules = REGISTRY.attention_modules(model)
     readers = {module: ShapeReader(module, kind, lambda: None) for _, module, kind in modules}
     tokens = ShapeOfTokens()
@@ -249,8 +252,11 @@ def shapes_of(model: nn.Module, batch: Any) -> dict[str, tuple[int, int]]:
     finally:
         watch.remove()
         handle.remove()
-    shapes = {path: readers[module].shape for path, module, _ in modules}
-    return {"": tokens.shape, **shapes}
+    shapes = {("tokens", ""): tokens.shape}
+    for path, module, _ in modules:
+        shapes["attention.output", path] = readers[module].shape
+        shapes["attention.weights", path] = readers[module].weights_shape
+    return shapes
 
 
 def finite(value: Any) -> Any:
