@@ -24,7 +24,7 @@ def pairs(run: RunFolder) -> list[Pair]:
     The statistics are those of the table: one definition of a paired difference for all of wellcond.
     """
     # Imported here because training writes its report through this package.
-    from wellcond.training.statistics import paired_difference
+    from wellcond.statistics import paired_difference
 
     metric = run.metric.name
     values = {

@@ -13,11 +13,11 @@ from wellcond.monitor import JsonLines, append_lines, read_lines
 from wellcond.recipes import Recipe
 from wellcond.report.folder import MeasuredRow, read_rows
 from wellcond.report.kappas import panels
+from wellcond.statistics import Estimate, estimate, paired_difference, verdict
 from wellcond.training.arms import ARMS, Arm
 from wellcond.training.nonfinite import NonFiniteLoss
 from wellcond.training.records import METRIC, complete_lines, replace_lines, write_json, write_run
 from wellcond.training.run import RunResult, started_processes, train_arm
-from wellcond.training.statistics import Estimate, estimate, paired_difference, verdict
 
 Announce = Callable[[str, int, int], None]
 """Called with (which run, steps done, steps in all)."""

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from wellcond.statistics import Estimate
 from wellcond.training.compare import ArmSummary
 from wellcond.training.engine import Progress as Steps
 from wellcond.training.engine import Score
 from wellcond.training.run import RunResult
-from wellcond.training.statistics import Estimate
 
 PIPE_WIDTH = 120
 """Columns where there is no terminal whose width could be asked for."""

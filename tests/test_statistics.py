@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from wellcond.training.statistics import Estimate, estimate, paired_difference, verdict
+from wellcond.statistics import Estimate, estimate, paired_difference, verdict
 
 numbers = st.floats(-100, 100, allow_nan=False)
 
