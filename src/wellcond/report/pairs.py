@@ -6,6 +6,7 @@ import dataclasses
 from itertools import combinations
 
 from wellcond.report.folder import Difference, RunFolder
+from wellcond.statistics import paired_difference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +24,6 @@ def pairs(run: RunFolder) -> list[Pair]:
 
     The statistics are those of the table: one definition of a paired difference for all of wellcond.
     """
-    # Imported here because training writes its report through this package.
-    from wellcond.statistics import paired_difference
-
     metric = run.metric.name
     values = {
         arm.name: {seed: result.metrics[metric] for seed, result in run.results_of(arm.name).items()}
