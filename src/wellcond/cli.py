@@ -39,6 +39,7 @@ def compare(
     epochs: int | None = None,
     out: Path | None = None,
     arms: Names = COMPARE_ARMS,
+    hypotheses: Path | None = None,
 ) -> int:
     """Train a recipe in several arms with paired seeds; table, plots and report. Resumable.
 
@@ -48,6 +49,7 @@ def compare(
         epochs: passes over the training data; default: the recipe's.
         out: folder of the results, default runs/RECIPE; finished runs in it are kept.
         arms: what to train, see `wellcond recipes`.
+        hypotheses: text file with a line for each thing you expect, written before the run; the report repeats it.
     """
     import dataclasses
     import time
@@ -78,6 +80,7 @@ def compare(
             range(seeds),
             folder,
             command=shlex.join(["wellcond", *sys.argv[1:]]),
+            hypotheses=[] if hypotheses is None else hypotheses.read_text(encoding="utf-8").splitlines(),
             announce=narrator.announce,
             finished=narrator.finished,
         )
