@@ -45,7 +45,18 @@ def test_public_names_are_documented(name):
 
 
 def test_lower_floors_never_import_higher_ones():
-    floors = ["statistics", "linalg", "tokens", "sites", "hooks", "attach", "monitor", "report", "training", "cli"]
+    floors = [
+        "statistics",
+        "linalg",
+        "tokens",
+        "sites",
+        "hooks",
+        "attach",
+        "monitor",
+        "report",
+        "training",
+        "cli",
+    ]
     level = {name: i for i, name in enumerate(floors)}
     source = ROOT / "src" / "wellcond"
     for path in source.rglob("*.py"):
