@@ -35,10 +35,10 @@ class Images(Dataset[dict[str, Tensor]]):
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Training and test images; the test images are never trained on."""
+    """Training and test images; the test images are never trained on. Both have a length and items as of `Images`."""
 
-    train: Images
-    test: Images
+    train: Dataset[dict[str, Tensor]]
+    test: Dataset[dict[str, Tensor]]
 
 
 def normalised_split(train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor) -> Split:
