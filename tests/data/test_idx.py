@@ -74,11 +74,11 @@ def test_names_with_a_dot_are_understood(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_says_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no folder .*nowhere. Install the package"):
+    with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere. Install the package"):
         idx_folder(tmp_path / "nowhere", install=INSTALL)
     write_idx_folder(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(FileNotFoundError, match="no t10k-labels-idx1-ubyte.*Install the package"):
+    with pytest.raises(FileNotFoundError, match=r"no t10k-labels-idx1-ubyte.*Install the package"):
         idx_folder(tmp_path, install=INSTALL)
 
 
@@ -86,7 +86,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     folder = write_idx_folder(tmp_path / "a")
     labels = folder / "train-labels-idx1-ubyte"
     labels.write_bytes(idx_bytes(np.zeros(39)))
-    with pytest.raises(ValueError, match="has 40 images, but .* 39 labels"):
+    with pytest.raises(ValueError, match=r"has 40 images, but .* 39 labels"):
         idx_folder(folder, install=INSTALL)
     labels.write_bytes(idx_bytes(np.full(40, 10)))
     with pytest.raises(ValueError, match="has the label 10"):

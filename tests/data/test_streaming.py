@@ -69,7 +69,7 @@ def test_a_corrupt_image_is_named_or_left_out(folder: Path) -> None:
     with pytest.raises(CorruptImage, match=r"bee/1.jpg of the stream cannot be read"):
         list(split.train)
     split, _ = stream(str(folder), train=small, test=small, corrupt="skip")
-    with pytest.warns(UserWarning, match="skipped: the image .*bee/1.jpg"):
+    with pytest.warns(UserWarning, match=r"skipped: the image .*bee/1.jpg"):
         assert len(list(split.train)) == 11
 
 
@@ -81,7 +81,7 @@ def test_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
     with pytest.raises(
-        ConnectionError, match="cannot stream 'ILSVRC/imagenet-1k'.*leave HF_HUB_OFFLINE unset"
+        ConnectionError, match=r"cannot stream 'ILSVRC/imagenet-1k'.*leave HF_HUB_OFFLINE unset"
     ):
         stream(train=small, test=small)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -62,3 +63,28 @@ def digits(test_share: float = 0.25) -> Split:
     labels = torch.tensor(data.target, dtype=torch.long)
     train, test = train_test_split(range(len(labels)), test_size=test_share, random_state=0, stratify=labels)
     return normalised_split(pixels[train], labels[train], pixels[test], labels[test])
+
+
+def enlarged(split: Split, times: int) -> Split:
+    """Every pixel repeated ``times`` in both directions.
+
+    >>> enlarged(digits(), 2).train[0]["pixel_values"].shape
+    torch.Size([1, 16, 16])
+    """
+    return _changed(split, lambda x: x.repeat_interleave(times, -1).repeat_interleave(times, -2))
+
+
+def bordered(split: Split, width: int) -> Split:
+    """The outermost pixels repeated ``width`` times on all four sides.
+
+    >>> bordered(digits(), 2).train[0]["pixel_values"].shape
+    torch.Size([1, 12, 12])
+    """
+    return _changed(split, lambda x: torch.nn.functional.pad(x, [width] * 4, mode="replicate"))
+
+
+def _changed(split: Split, change: Callable[[Tensor], Tensor]) -> Split:
+    train, test = split.train, split.test
+    if not (isinstance(train, Images) and isinstance(test, Images)):
+        raise TypeError(f"these images are not in memory: {type(train).__name__}, {type(test).__name__}")
+    return Split(Images(change(train.pixels), train.labels), Images(change(test.pixels), test.labels))

@@ -1,35 +1,69 @@
-"""The smallest honest experiment: a ViT on scikit-learn's digits, seconds a run on two cores."""
+"""The smallest honest experiments: scikit-learn's 8×8 digits, seconds a run on two cores.
+
+Every model sees 16 tokens that each cover 2×2 pixels. XCiT's and DaViT's stems have fixed strides, 8 and 4, so the
+pixels are repeated for them.
+"""
 
 from __future__ import annotations
 
-from torch import nn
+from functools import partial
 
 from wellcond.data import digits
+from wellcond.data.images import Split, enlarged
 from wellcond.recipes.recipe import Recipe
+from wellcond.recipes.tiny import tiny_davit, tiny_swin, tiny_vit, tiny_xcit
 
 
-def small_vit() -> nn.Module:
-    """A timm ViT of 137,000 parameters: 8×8 pixels as 16 tokens of 2×2, and a class token."""
-    import timm
-
-    return timm.models.vision_transformer.VisionTransformer(
-        img_size=8,
-        patch_size=2,
-        in_chans=1,
-        num_classes=10,
-        embed_dim=64,
-        depth=4,
-        num_heads=4,
-        mlp_ratio=2.0,
-    )
+def large_digits(times: int) -> Split:
+    """The digits with every pixel repeated ``times``."""
+    return enlarged(digits(), times)
 
 
 DIGITS_VIT = Recipe(
     name="digits-vit",
     title="A small ViT on scikit-learn's digits",
-    model=small_vit,
+    model=partial(tiny_vit, size=8, patch=2),
     data=digits,
     epochs=14,
     batch_size=64,
     learning_rate=1e-3,
+    cost="COST digits-vit",
 )
+
+DIGITS_SWIN = Recipe(
+    name="digits-swin",
+    title="A tiny Swin on scikit-learn's digits",
+    model=partial(tiny_swin, size=8, patch=2, window=2),
+    data=digits,
+    epochs=14,
+    batch_size=64,
+    learning_rate=1e-3,
+    positions=False,
+    cost="COST digits-swin",
+)
+
+DIGITS_XCIT = Recipe(
+    name="digits-xcit",
+    title="A tiny XCiT on scikit-learn's digits",
+    model=tiny_xcit,
+    data=partial(large_digits, 4),
+    epochs=14,
+    batch_size=64,
+    learning_rate=1e-3,
+    positions=False,
+    cost="COST digits-xcit",
+)
+
+DIGITS_DAVIT = Recipe(
+    name="digits-davit",
+    title="A tiny DaViT on scikit-learn's digits",
+    model=partial(tiny_davit, window=2),
+    data=partial(large_digits, 2),
+    epochs=14,
+    batch_size=64,
+    learning_rate=1e-3,
+    positions=False,
+    cost="COST digits-davit",
+)
+
+DIGITS = (DIGITS_VIT, DIGITS_SWIN, DIGITS_XCIT, DIGITS_DAVIT)

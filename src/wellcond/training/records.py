@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import json
 import os
@@ -35,11 +34,7 @@ def write_run(
 
     ``options`` are further fields of the configuration, such as the number of steps.
     """
-    config = {
-        field.name: getattr(recipe, field.name)
-        for field in dataclasses.fields(recipe)
-        if field.name not in ("name", "title", "model", "data")
-    } | dict(options or {})
+    config = recipe.config() | dict(options or {})
     record = {
         "recipe": recipe.name,
         "title": recipe.title,
