@@ -30,6 +30,7 @@ from wellcond.training.engine import (
 )
 from wellcond.training.repeatable import Epochs, Repeatable
 from wellcond.training.spectra import token_spectra
+from wellcond.training.threads import threads_for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,11 +232,12 @@ def train_arm(
     trainer.add_callback(MonitorCallback(monitor))
     if keeping.score is not None:
         trainer.add_callback(Scores(keeping.score))
-    if keeping.resume is not None and step_of(keeping.resume) >= steps:
-        trainer.take_up(keeping.resume)  # the Trainer itself would make one step more
-    else:
-        trainer.train(resume_from_checkpoint=None if keeping.resume is None else str(keeping.resume))
-    final = trainer.evaluate()
+    with threads_for(model):
+        if keeping.resume is not None and step_of(keeping.resume) >= steps:
+            trainer.take_up(keeping.resume)  # the Trainer itself would make one step more
+        else:
+            trainer.train(resume_from_checkpoint=None if keeping.resume is None else str(keeping.resume))
+        final = trainer.evaluate()
     return RunResult(
         arm=arm.name,
         seed=seed,
