@@ -19,9 +19,14 @@ from wellcond.training.checkpoints import last_checkpoint
 from wellcond.training.train import train
 
 STEPS = 6
+MANY_STEPS = 120
+"""Kills within 50 file operations of a start, about 10 to a checkpoint, cannot use them up."""
+
 KILLS = 24
-AT_EVENT = 16
-"""So many of the kills come at one of the first file operations of a process; the others after some time."""
+AT_EVENT = 20
+"""So many of the kills come at one of the first file operations of a process; the others after some time.
+
+Only the first kind is certain to hit: how far a run gets in a time is the machine's affair."""
 
 
 def run(
@@ -104,7 +109,7 @@ def kill_often(folder: Path) -> None:
     """FOLDER/often: one run killed again and again at random points; after each the last checkpoint must load."""
     del os.environ["BATCHES"]
     chance = random.Random(0)
-    steps = 80
+    steps = MANY_STEPS
     forked(lambda: run(folder / "often-whole", "conditioned", steps))
     killed, before = 0, 0
     for i in range(KILLS):
@@ -123,7 +128,7 @@ def kill_often(folder: Path) -> None:
         print(f"kill {i}: signal {how}, last checkpoint {step}", flush=True)
         before = step
         killed += how != 0
-    assert killed == KILLS, f"the run was over after {killed} kills"
+    assert killed >= AT_EVENT, f"the run was over after {killed} kills"
     forked(lambda: run(folder / "often", "conditioned", steps))
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import wellcond as wc
-from tests.training.killing import KILLS
+from tests.training.killing import KILLS, MANY_STEPS
 from tests.training.tiny import same, tiny_data, tiny_model, tiny_recipe
 from wellcond.monitor import read_lines
 from wellcond.training.arms import select_arms
@@ -79,8 +79,8 @@ def test_killed_at_random_points_the_last_checkpoint_loads_and_nothing_is_lost(
     folder, output = killed
     kills = [line for line in output.splitlines() if line.startswith("kill ")]
     assert len(kills) == KILLS >= 20
-    assert_same_run(folder / "often-whole", folder / "often", 80)
-    assert not (folder / "often" / "checkpoints" / UNFINISHED / "checkpoint-80").exists()
+    assert_same_run(folder / "often-whole", folder / "often", MANY_STEPS)
+    assert not (folder / "often" / "checkpoints" / UNFINISHED / f"checkpoint-{MANY_STEPS}").exists()
 
 
 def run(folder: Path, resume: bool = False, arm: str = "conditioned", **changes: Any) -> None:
