@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import statistics
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, Subset
 from transformers import PrinterCallback, TrainingArguments
 
-from wellcond.data import Images, Split
+from wellcond.data import Images, Split, StreamedImages
 from wellcond.monitor import ConditioningMonitor, Row
 from wellcond.monitor.trainer import MonitorCallback
 from wellcond.recipes import Recipe
@@ -28,7 +29,7 @@ from wellcond.training.engine import (
     accuracy,
     learning_curve,
 )
-from wellcond.training.repeatable import Epochs, Repeatable
+from wellcond.training.repeatable import Epochs, Repeatable, RepeatableStream, first_items
 from wellcond.training.spectra import token_spectra
 from wellcond.training.threads import threads_for
 
@@ -91,7 +92,7 @@ def total_steps(recipe: Recipe, images: int, max_steps: int | None = None) -> in
     >>> total_steps(recipe, images=1347), total_steps(recipe, images=1347, max_steps=6)
     (352, 6)
     """
-    steps = recipe.epochs * -(-images // recipe.batch_size)
+    steps = recipe.epochs * steps_per_epoch(recipe, images)
     return steps if max_steps is None else min(steps, max_steps)
 
 
@@ -100,10 +101,18 @@ def started_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def process_batch(recipe: Recipe) -> int:
+def steps_per_epoch(recipe: Recipe, images: int) -> int:
+    """Optimizer steps that show so many images once."""
+    batch = process_batch(recipe, images) * started_processes()
+    return images // batch if recipe.drop_last else -(-images // batch)
+
+
+def process_batch(recipe: Recipe, images: int | None = None) -> int:
     """Images per process and step, so that the batch of all processes is the recipe's.
 
-    Raises ValueError if it cannot be divided.
+    A recipe whose batches are always full gets a smaller one if there are fewer ``images``, as in a smoke run.
+
+    Raises ValueError if it cannot be divided, or there are fewer images than a batch needs.
     """
     processes = started_processes()
     if recipe.batch_size % processes:
@@ -111,11 +120,28 @@ def process_batch(recipe: Recipe) -> int:
             f"{processes} processes cannot share a batch of {recipe.batch_size} images equally; "
             f"start a number of processes that divides it"
         )
-    return recipe.batch_size // processes
+    share = recipe.batch_size // processes
+    pair = 1 if recipe.mixing is None else 2
+    if share % pair:
+        raise ValueError(
+            f"images are mixed in pairs, but each of {processes} processes has {share} of a batch of "
+            f"{recipe.batch_size}; start fewer processes"
+        )
+    if images is None or not recipe.drop_last or images >= recipe.batch_size:
+        return share
+    fewer = images // processes // pair * pair
+    if fewer == 0:
+        raise ValueError(
+            f"{images} images are too few for {processes} processes"
+            + (": images are mixed in pairs" if pair == 2 else "")
+        )
+    return fewer
 
 
 def thinned(images: Dataset[Any], subset: int | None) -> Dataset[Any]:
     """``subset`` images spread evenly over a data set, so that sorted classes are all there; None: all.
+
+    A stream gives its first ones.
 
     >>> thinned(list(range(10)), 3).indices
     [0, 4, 9]
@@ -125,6 +151,8 @@ def thinned(images: Dataset[Any], subset: int | None) -> Dataset[Any]:
         return images
     if subset < 1:
         raise ValueError(f"a subset counts its images from 1, got {subset}")
+    if isinstance(images, StreamedImages):
+        return images.take(subset)
     return Subset(images, torch.linspace(0, count - 1, subset).long().tolist())
 
 
@@ -161,14 +189,20 @@ def train_arm(
         raise ValueError(
             "sharded training (FSDP) is not supported here: start with torchrun, which copies the model to each process"
         )
-    # Images themselves are tensors in memory; only a class made from it, or another one, can have transforms.
-    training = Repeatable(thinned(data.train, subset), seed, draws=type(data.train) is not Images)
+    chosen = thinned(data.train, subset)
+    training: Repeatable | RepeatableStream
+    if isinstance(chosen, StreamedImages):
+        training = RepeatableStream(chosen, seed, repeats=recipe.repeats)
+    else:
+        # Images themselves are tensors in memory; only a class made from it, or another one, can have transforms.
+        training = Repeatable(chosen, seed, draws=type(data.train) is not Images)
     test = thinned(data.test, subset)
     torch.manual_seed(seed)
     model = recipe.model()
-    probe = torch.stack([test[i]["pixel_values"] for i in range(min(8, len(test)))])  # type: ignore[arg-type]
-    batch = [training[i]["pixel_values"] for i in range(min(64, len(training)))]
-    arm.apply_(model, torch.stack(batch))
+    if recipe.synchronise_norms and started_processes() > 1 and torch.accelerator.is_available():
+        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    probe = torch.stack([item["pixel_values"] for item in first_items(test, 8)])
+    arm.apply_(model, torch.stack([item["pixel_values"] for item in first_items(training, 64)]))
     if keeping.resume is not None:
         read_conditioning_(model, keeping.resume)
 
@@ -181,13 +215,12 @@ def train_arm(
         output_dir=str(folder),
         seed=seed,
         max_steps=steps,
-        per_device_train_batch_size=process_batch(recipe),
+        per_device_train_batch_size=process_batch(recipe, len(training)),
         per_device_eval_batch_size=512,
         learning_rate=recipe.learning_rate,
         weight_decay=recipe.weight_decay,
         lr_scheduler_type="cosine",
         warmup_steps=int(recipe.warmup_share * steps),
-        label_smoothing_factor=recipe.label_smoothing,
         eval_strategy="steps",
         eval_steps=every,
         logging_steps=every,
@@ -198,6 +231,10 @@ def train_arm(
         remove_unused_columns=False,
         label_names=["labels"],
         dataloader_pin_memory=torch.cuda.is_available(),
+        dataloader_num_workers=recipe.workers,
+        bf16=recipe.mixed_precision and torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
+        # An infinite length keeps the Trainer's check that gradients are finite.
+        max_grad_norm=math.inf if recipe.max_gradient_norm is None else recipe.max_gradient_norm,
         ddp_find_unused_parameters=False,
         # Without it several processes on CPUs would each train alone.
         use_cpu=on_cpus,
@@ -212,6 +249,7 @@ def train_arm(
         discard_unfinished(folder)
     watch = Stopwatch(progress)
     trainer = ImageTrainer(
+        recipe,
         model=model,
         args=arguments,
         train_dataset=training,
@@ -228,7 +266,7 @@ def train_arm(
     monitor.rows += keeping.rows
     # The stopwatch comes first: what the monitor needs is not part of a step.
     trainer.add_callback(watch)
-    trainer.add_callback(Epochs(training, total_steps(recipe, len(training)) // recipe.epochs))
+    trainer.add_callback(Epochs(training, steps_per_epoch(recipe, len(training))))
     trainer.add_callback(MonitorCallback(monitor))
     if keeping.score is not None:
         trainer.add_callback(Scores(keeping.score))
@@ -241,7 +279,7 @@ def train_arm(
     return RunResult(
         arm=arm.name,
         seed=seed,
-        metrics={"accuracy": final["eval_accuracy"], "loss": final["eval_loss"]},
+        metrics={"accuracy": final["eval_accuracy"], "loss": final["eval_loss"]} | trainer.evaluate_average(),
         curve=learning_curve(trainer.state.log_history),
         seconds_per_step=statistics.median(watch.durations) if watch.durations else float("nan"),
         peak_memory_mb=torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
