@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 if TYPE_CHECKING:
-    from wellcond.data import Split
-    from wellcond.recipes import Recipe
+    from wellcond.recipes import Recipe, Source
 
 Names = Annotated[str, tyro.conf.arg(metavar="NAME,NAME,...")]
 DEMO_ARMS = "baseline,conditioned,conditioned-tokens,rescaled,scaled"
@@ -38,8 +37,11 @@ def compare(
     seeds: int = 5,
     epochs: int | None = None,
     out: Path | None = None,
-    arms: Names = COMPARE_ARMS,
+    arms: Names | None = None,
     hypotheses: Path | None = None,
+    data_dir: Path | None = None,
+    hub: bool = False,
+    corrupt: Literal["fatal", "skip"] = "fatal",
 ) -> int:
     """Train a recipe in several arms with paired seeds; table, plots and report. Resumable.
 
@@ -48,8 +50,11 @@ def compare(
         seeds: how many seeds each arm is trained with, from 0.
         epochs: passes over the training data; default: the recipe's.
         out: folder of the results, default runs/RECIPE; finished runs in it are kept.
-        arms: what to train, see `wellcond recipes`.
+        arms: what to train, see `wellcond recipes`; default: six, without positions for models that have none.
         hypotheses: text file with a line for each thing you expect, written before the run; the report repeats it.
+        data_dir: folder of the data, where the recipe reads one.
+        hub: stream the data from the Hugging Face hub, where the recipe can.
+        corrupt: what to do about a training image that cannot be read; skip takes the next one in its place.
     """
     import dataclasses
     import time
@@ -60,12 +65,13 @@ def compare(
     from wellcond.training.console import make_console, narrated, results_table
     from wellcond.training.records import METRIC
 
-    chosen = _chosen(recipe)
+    chosen = _chosen(recipe).from_source(_source(data_dir, hub, corrupt))
     if seeds < 1 or (epochs is not None and epochs < 1):
         raise ValueError(f"seeds and epochs count from 1, got seeds={seeds}, epochs={epochs}")
     if epochs is not None:
         chosen = dataclasses.replace(chosen, epochs=epochs)
-    selected = select_arms(name.strip() for name in arms.split(","))
+    names = arms or (COMPARE_ARMS if chosen.positions else COMPARE_ARMS.removesuffix(",positions"))
+    selected = select_arms(name.strip() for name in names.split(","))
     folder = out or Path("runs") / recipe
 
     console = make_console()
@@ -99,6 +105,8 @@ def compare(
 def train(
     recipe: tyro.conf.Positional[str],
     data_dir: Path | None = None,
+    hub: bool = False,
+    corrupt: Literal["fatal", "skip"] = "fatal",
     conditioned: bool = False,
     arm: str | None = None,
     out: Path | None = None,
@@ -113,6 +121,8 @@ def train(
     Args:
         recipe: a name that `wellcond recipes` lists.
         data_dir: folder of the data, where the recipe reads one.
+        hub: stream the data from the Hugging Face hub, where the recipe can.
+        corrupt: what to do about a training image that cannot be read; skip takes the next one in its place.
         conditioned: the same as --arm conditioned.
         arm: what to train, see `wellcond recipes`; default: baseline.
         out: folder of the results, default runs/RECIPE-ARM-seedSEED.
@@ -129,7 +139,8 @@ def train(
 
     if conditioned and arm not in (None, "conditioned"):
         raise ValueError(f"--conditioned means --arm conditioned, but --arm is {arm}; give one of them")
-    chosen, data = _chosen(recipe), _data(recipe, data_dir)
+    chosen = _chosen(recipe).from_source(_source(data_dir, hub, corrupt))
+    data = chosen.data()
     (selected,) = select_arms(["conditioned" if conditioned else arm or "baseline"])
     for name, value in (("max-steps", max_steps), ("subset", subset), ("save-every", save_every)):
         if value is not None and value < 1:
@@ -171,13 +182,10 @@ def _chosen(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def _data(name: str, data_dir: Path | None) -> Split:
-    chosen = _chosen(name)
-    if data_dir is not None:
-        raise ValueError(
-            f"recipe {name!r} reads no folder, its images ship with a package: leave --data-dir out"
-        )
-    return chosen.data()
+def _source(data_dir: Path | None, hub: bool, corrupt: Literal["fatal", "skip"]) -> Source:
+    from wellcond.recipes import Source
+
+    return Source(data_dir, hub, corrupt)
 
 
 def inspect(
@@ -231,9 +239,10 @@ def recipes() -> int:
     from wellcond.training.console import make_console
 
     console = make_console()
-    table = Table("recipe", "what", "epochs")
+    table = Table("recipe", "what", "epochs", "expected cost", "paper: baseline, conditioned")
     for recipe in RECIPES.values():
-        table.add_row(recipe.name, recipe.title, str(recipe.epochs))
+        paper = f"{recipe.paper.baseline} %, {recipe.paper.conditioned} %" if recipe.paper else ""
+        table.add_row(recipe.name, recipe.title, str(recipe.epochs), recipe.cost, paper)
     console.print(table)
     table = Table("arm", "what")
     for arm in ARMS:
@@ -301,7 +310,7 @@ def main(args: Sequence[str] | None = None) -> int:
             args=args,
         )
         return status
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, ConnectionError) as error:
         print(f"wellcond: {error}", file=sys.stderr)
         return 2
     except FloatingPointError as error:
