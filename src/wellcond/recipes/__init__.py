@@ -15,4 +15,4 @@ IMAGENET = (VIT_B_IMAGENET, DEIT_B_IMAGENET, SWIN_B_IMAGENET, XCIT_M24_IMAGENET,
 
 RECIPES = {recipe.name: recipe for recipe in (*DIGITS, *FASHION_MNIST, *MNIST, *IMAGENET)}
 
-__all__ = ["RECIPES", "Mixing", "Paper", "Recipe", "Schedule", "Source"]
+__all__ = ["IMAGENET", "RECIPES", "Mixing", "Paper", "Recipe", "Schedule", "Source"]

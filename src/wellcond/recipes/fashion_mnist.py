@@ -43,7 +43,7 @@ FASHION_MNIST_VIT = Recipe(
     epochs=EPOCHS,
     batch_size=BATCH_SIZE,
     learning_rate=LEARNING_RATE,
-    cost="COST fashion-mnist-vit",
+    cost="about 15 min of one CPU core",
 )
 
 FASHION_MNIST_SWIN = Recipe(
@@ -56,7 +56,7 @@ FASHION_MNIST_SWIN = Recipe(
     batch_size=BATCH_SIZE,
     learning_rate=LEARNING_RATE,
     positions=False,
-    cost="COST fashion-mnist-swin",
+    cost="about 5 min of one CPU core",
 )
 
 FASHION_MNIST_XCIT = Recipe(
@@ -69,7 +69,7 @@ FASHION_MNIST_XCIT = Recipe(
     batch_size=BATCH_SIZE,
     learning_rate=LEARNING_RATE,
     positions=False,
-    cost="COST fashion-mnist-xcit",
+    cost="about 10 min of one CPU core",
 )
 
 FASHION_MNIST_DAVIT = Recipe(
@@ -82,7 +82,7 @@ FASHION_MNIST_DAVIT = Recipe(
     batch_size=BATCH_SIZE,
     learning_rate=LEARNING_RATE,
     positions=False,
-    cost="COST fashion-mnist-davit",
+    cost="about 7 min of one CPU core",
 )
 
 FASHION_MNIST = (FASHION_MNIST_VIT, FASHION_MNIST_SWIN, FASHION_MNIST_XCIT, FASHION_MNIST_DAVIT)

@@ -45,7 +45,7 @@ MNIST_VIT = Recipe(
     epochs=EPOCHS,
     batch_size=BATCH_SIZE,
     learning_rate=LEARNING_RATE,
-    cost="COST mnist-vit",
+    cost="about 15 min of one CPU core",
 )
 
 MNIST_SWIN = Recipe(
@@ -58,7 +58,7 @@ MNIST_SWIN = Recipe(
     batch_size=BATCH_SIZE,
     learning_rate=LEARNING_RATE,
     positions=False,
-    cost="COST mnist-swin",
+    cost="about 5 min of one CPU core",
 )
 
 MNIST_XCIT = Recipe(
@@ -71,7 +71,7 @@ MNIST_XCIT = Recipe(
     batch_size=BATCH_SIZE,
     learning_rate=LEARNING_RATE,
     positions=False,
-    cost="COST mnist-xcit",
+    cost="about 10 min of one CPU core",
 )
 
 MNIST_DAVIT = Recipe(
@@ -84,7 +84,7 @@ MNIST_DAVIT = Recipe(
     batch_size=BATCH_SIZE,
     learning_rate=LEARNING_RATE,
     positions=False,
-    cost="COST mnist-davit",
+    cost="about 7 min of one CPU core",
 )
 
 MNIST = (MNIST_VIT, MNIST_SWIN, MNIST_XCIT, MNIST_DAVIT)
