@@ -231,7 +231,7 @@ def train_arm(
         remove_unused_columns=False,
         label_names=["labels"],
         dataloader_pin_memory=torch.cuda.is_available(),
-        dataloader_num_workers=recipe.workers,
+        dataloader_num_workers=min(recipe.workers, os.cpu_count() or 1),
         bf16=recipe.mixed_precision and torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
         # An infinite length keeps the Trainer's check that gradients are finite.
         max_grad_norm=math.inf if recipe.max_gradient_norm is None else recipe.max_gradient_norm,
