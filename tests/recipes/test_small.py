@@ -57,7 +57,9 @@ def test_models_learn_a_batch(name: str, folder: Path) -> None:
     torch.manual_seed(0)
     model, images = recipe.model(), recipe.data().train
     pixels, labels = (torch.stack([images[i][key] for i in range(32)]) for key in ("pixel_values", "labels"))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=2e-3
+    )  # at 5e-3 rounding decided whether a ViT learns
     losses = []
     for _ in range(40):
         loss = torch.nn.functional.cross_entropy(model(pixels), labels)
