@@ -4,6 +4,7 @@ from wellcond.data.folder import CorruptImage, FolderImages, image_folder
 from wellcond.data.idx import idx_folder, read_idx
 from wellcond.data.images import Images, Split, digits
 from wellcond.data.streaming import StreamedImages, stream
+from wellcond.data.text import brown, jane_austen, pydoc_topics, text_folder, tiny_stories
 
 __all__ = [
     "CorruptImage",
@@ -11,9 +12,14 @@ __all__ = [
     "Images",
     "Split",
     "StreamedImages",
+    "brown",
     "digits",
     "idx_folder",
     "image_folder",
+    "jane_austen",
+    "pydoc_topics",
     "read_idx",
     "stream",
+    "text_folder",
+    "tiny_stories",
 ]
