@@ -171,6 +171,23 @@ NO_DETECTOR = {
     "checkpointing": "the detector's library has no switch for it",
 }
 
+
+def crammed_bert() -> nn.Module:
+    from wellcond.models.crammed_bert import CrammedBertConfig, CrammedBertForMaskedLM
+
+    config = CrammedBertConfig(
+        vocab_size=language.VOCAB,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=40,
+        pad_token_id=language.PAD,
+        initializer_range=0.2,
+    )
+    return CrammedBertForMaskedLM(config)
+
+
 MODELS: dict[str, Example] = {
     "timm ViT": Example(timm_model("vit_base_patch16_224", **VIT), images()),
     "timm DeiT distilled": Example(timm_model("deit_base_distilled_patch16_224", **VIT), images()),
@@ -201,6 +218,9 @@ MODELS: dict[str, Example] = {
         lambda: Encoder(batch_first=False), sequences, padded=padded_sequences, layers="encoder.layers"
     ),
     **{name: Example(**fields) for name, fields in language.EXAMPLES.items()},
+    "wellcond Crammed BERT": Example(
+        crammed_bert, language.sentences, padded=language.padded, layers="encoder.layers"
+    ),
 }
 
 
