@@ -5,7 +5,14 @@ from wellcond.data.idx import idx_folder, read_idx
 from wellcond.data.images import Images, Split, digits
 from wellcond.data.streaming import StreamedImages, stream
 from wellcond.data.text import brown, jane_austen, pydoc_topics, text_folder, tiny_stories
-from wellcond.data.tokens import Blocks, Vocabulary, byte_vocabulary, gpt2_vocabulary, split_documents, train_bpe
+from wellcond.data.tokens import (
+    Blocks,
+    Vocabulary,
+    byte_vocabulary,
+    gpt2_vocabulary,
+    split_documents,
+    train_bpe,
+)
 
 __all__ = [
     "Blocks",
