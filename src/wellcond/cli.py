@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 Names = Annotated[str, tyro.conf.arg(metavar="NAME,NAME,...")]
 DEMO_ARMS = "baseline,conditioned,conditioned-tokens,rescaled,scaled"
-COMPARE_ARMS = "baseline,conditioned,rescaled,static,scaled,positions"
 
 
 def demo(
@@ -50,7 +49,7 @@ def compare(
         seeds: how many seeds each arm is trained with, from 0.
         epochs: passes over the training data; default: the recipe's.
         out: folder of the results, default runs/RECIPE; finished runs in it are kept.
-        arms: what to train, see `wellcond recipes`; default: six, without positions for models that have none.
+        arms: what to train, see `wellcond recipes`; default: the recipe's.
         hypotheses: text file with a line for each thing you expect, written before the run; the report repeats it.
         data_dir: folder of the data, where the recipe reads one.
         hub: stream the data from the Hugging Face hub, where the recipe can.
@@ -63,20 +62,18 @@ def compare(
     from wellcond.training.arms import select_arms
     from wellcond.training.compare import compare as compare_arms
     from wellcond.training.console import make_console, narrated, results_table
-    from wellcond.training.records import METRIC
 
     chosen = _chosen(recipe).from_source(_source(data_dir, hub, corrupt))
     if seeds < 1 or (epochs is not None and epochs < 1):
         raise ValueError(f"seeds and epochs count from 1, got seeds={seeds}, epochs={epochs}")
     if epochs is not None:
-        chosen = dataclasses.replace(chosen, epochs=epochs)
-    names = arms or (COMPARE_ARMS if chosen.positions else COMPARE_ARMS.removesuffix(",positions"))
-    selected = select_arms(name.strip() for name in names.split(","))
+        chosen = dataclasses.replace(chosen, epochs=epochs, steps=None)
+    selected = select_arms(chosen.arms if arms is None else [name.strip() for name in arms.split(",")])
     folder = out or Path("runs") / recipe
 
     console = make_console()
     console.print(
-        f"{chosen.title}: {len(selected)} arms × {seeds} seeds, {chosen.epochs} epochs each, into {folder}/"
+        f"{chosen.title}: {len(selected)} arms × {seeds} seeds, {chosen.length} each, into {folder}/"
     )
     started = time.monotonic()
     with narrated(console, len(selected) * seeds) as narrator:
@@ -91,7 +88,7 @@ def compare(
             finished=narrator.finished,
         )
     report_page = write_report(folder)
-    console.print(results_table(table, metric=str(METRIC["name"]), unit=str(METRIC["unit"])))
+    console.print(results_table(table, metric=chosen.task.metric.name, unit=chosen.task.metric.unit))
     console.print(
         "κ at the start → at the end of training, κ⁺ where κ is infinite; attention: every head's "
         "softmax(QKᵀ/√d)V, mean over all layers."
@@ -113,6 +110,7 @@ def train(
     max_steps: int | None = None,
     subset: int | None = None,
     save_every: int | None = None,
+    micro_batch: int | None = None,
     resume: bool = False,
     seed: int = 0,
 ) -> int:
@@ -127,11 +125,14 @@ def train(
         arm: what to train, see `wellcond recipes`; default: baseline.
         out: folder of the results, default runs/RECIPE-ARM-seedSEED.
         max_steps: stop after so many optimizer steps; the learning rate's schedule ends there too.
-        subset: train and test on so many images each, spread over the data.
+        subset: train and test on so many samples each, spread over the data.
         save_every: optimizer steps between checkpoints; default: at every evaluation.
+        micro_batch: samples that one process takes through the model at once; gradients are summed up to the batch.
         resume: go on from the last checkpoint in the folder.
         seed: of weights and order of data.
     """
+    import dataclasses
+
     from wellcond.training.arms import select_arms
     from wellcond.training.console import make_console, told
     from wellcond.training.train import checkpoints_of, is_first_process
@@ -142,9 +143,16 @@ def train(
     chosen = _chosen(recipe).from_source(_source(data_dir, hub, corrupt))
     data = chosen.data()
     (selected,) = select_arms(["conditioned" if conditioned else arm or "baseline"])
-    for name, value in (("max-steps", max_steps), ("subset", subset), ("save-every", save_every)):
+    for name, value in (
+        ("max-steps", max_steps),
+        ("subset", subset),
+        ("save-every", save_every),
+        ("micro-batch", micro_batch),
+    ):
         if value is not None and value < 1:
             raise ValueError(f"--{name} counts from 1, got {value}")
+    if micro_batch is not None:
+        chosen = dataclasses.replace(chosen, micro_batch=micro_batch)
     folder = out or Path("runs") / f"{recipe}-{selected.name}-seed{seed}"
 
     console = make_console(quiet=not is_first_process())
@@ -239,10 +247,10 @@ def recipes() -> int:
     from wellcond.training.console import make_console
 
     console = make_console()
-    table = Table("recipe", "what", "epochs", "expected cost", "paper: baseline, conditioned")
+    table = Table("recipe", "what", "length", "expected cost", "paper: baseline, conditioned")
     for recipe in RECIPES.values():
         paper = f"{recipe.paper.baseline} %, {recipe.paper.conditioned} %" if recipe.paper else ""
-        table.add_row(recipe.name, recipe.title, str(recipe.epochs), recipe.cost, paper)
+        table.add_row(recipe.name, recipe.title, recipe.length, recipe.cost, paper)
     console.print(table)
     table = Table("arm", "what")
     for arm in ARMS:

@@ -15,12 +15,15 @@ from torch import Tensor, nn
 from tests.data.folders import write_image_folder
 from tests.training.tiny import RecordingViT, tiny_data, tiny_model, tiny_recipe
 from wellcond.data import Images, Split, stream
-from wellcond.recipes import Mixing, Recipe, Schedule
+from wellcond.recipes import Recipe, Schedule
+from wellcond.tasks import ImageClassification, Mixing
 from wellcond.training.arms import select_arms
 from wellcond.training.average import Average
 from wellcond.training.repeatable import Repeatable, RepeatableStream, RepeatedOrder
 from wellcond.training.run import process_batch, steps_per_epoch
 from wellcond.training.train import train
+
+MIXED = ImageClassification(label_smoothing=0.1, mixing=Mixing(mixup=0.8, cutmix=1.0))
 
 
 class Noisy(Images):
@@ -39,8 +42,7 @@ def full_recipe(**changes: Any) -> Recipe:
     """Everything on at once: mixing, average, repeats, groups, schedule, dropout and stochastic depth."""
     fields: dict[str, Any] = {
         "data": noisy_data,
-        "mixing": Mixing(mixup=0.8, cutmix=1.0),
-        "label_smoothing": 0.1,
+        "task": MIXED,
         "average_decay": 0.9,
         "repeats": 3,
         "drop_last": True,
@@ -62,7 +64,7 @@ def checkpoint(folder: Path, step: int) -> Path:
 
 
 def test_the_average_follows_the_weights(tmp_path: Path) -> None:
-    recipe = full_recipe(mixing=None)
+    recipe = full_recipe(task=ImageClassification())
     result = run(recipe, tmp_path, max_steps=2)
     torch.manual_seed(0)
     average = {name: tensor.clone() for name, tensor in recipe.model().state_dict().items()}
@@ -204,12 +206,12 @@ def test_fewer_images_than_a_batch_make_one_batch(monkeypatch: pytest.MonkeyPatc
     assert process_batch(recipe, 64) == 16
     assert process_batch(recipe, 11) == 10
     assert steps_per_epoch(recipe, 11) == 1
-    with pytest.raises(ValueError, match="1 images are too few for 1 processes: images are mixed in pairs"):
+    with pytest.raises(ValueError, match="1 samples are too few for 1 processes, each of which needs 2"):
         process_batch(recipe, 1)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert process_batch(recipe, 11) == 4
     monkeypatch.setenv("WORLD_SIZE", "16")
-    with pytest.raises(ValueError, match="each of 16 processes has 1 of a batch of 16"):
+    with pytest.raises(ValueError, match=r"multiple of 2, .* each of 16 processes has 1 of a batch of 16"):
         process_batch(recipe)
 
 
@@ -285,3 +287,55 @@ def test_a_recipe_trains_on_a_stream_and_resumes(
     assert len(set(whole)) == 6
     assert order[5:] == whole[4:]
     assert os.environ["BATCHES"].endswith("stopped.txt")
+
+
+@pytest.mark.parametrize("micro_batch", [8, 3], ids=["even", "a short last batch"])
+def test_micro_batches_train_like_the_whole_batch(micro_batch: int, tmp_path: Path) -> None:
+    """57 images in batches of 24 leave a last one of 9: with micro-batches of 8 its parts are of 8 and 1."""
+    data = tiny_data()
+    assert isinstance(data.train, Images)
+    short = Split(Images(data.train.pixels[:57], data.train.labels[:57]), data.test)
+
+    def model() -> nn.Module:
+        still = tiny_model()
+        for module in still.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+            if hasattr(module, "drop_prob"):
+                module.drop_prob = 0.0
+        return still
+
+    def trained(name: str, **changes: Any) -> tuple[Any, dict[str, Tensor]]:
+        recipe = tiny_recipe(
+            model=model, data=lambda: short, batch_size=24, epochs=2, evaluations=6, **changes
+        )
+        result = run(recipe, tmp_path / name)
+        return result, load_file(checkpoint(tmp_path / name, 6) / "model.safetensors")
+
+    (whole, weights), (parts, others) = trained("whole"), trained("parts", micro_batch=micro_batch)
+    losses = [
+        [point["train_loss"] for point in result.curve if "train_loss" in point] for result in (whole, parts)
+    ]
+    assert len(losses[0]) == 6
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    assert parts.metrics["loss"] == pytest.approx(whole.metrics["loss"], rel=1e-3)
+    for name, tensor in weights.items():
+        assert (others[name] - tensor).norm() <= 2e-3 * tensor.norm() + 1e-4, name
+
+
+def test_a_micro_batch_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="micro-batch of 5 does not divide the 16 samples"):
+        run(tiny_recipe(micro_batch=5), tmp_path)
+    with pytest.raises(ValueError, match="or is no multiple of 2"):
+        run(full_recipe(micro_batch=1), tmp_path / "mixed")
+
+
+def test_steps_in_place_of_epochs(tmp_path: Path) -> None:
+    assert len(run(tiny_recipe(steps=3, evaluations=3), tmp_path).curve) == 3
+
+
+def test_betas_reach_the_optimizer(tmp_path: Path) -> None:
+    for name, recipe in (("ours", full_recipe(betas=(0.8, 0.9))), ("theirs", tiny_recipe(betas=(0.8, 0.9)))):
+        run(recipe, tmp_path / name, max_steps=1)
+        state = torch.load(checkpoint(tmp_path / name, 1) / "optimizer.pt", weights_only=True)
+        assert {tuple(group["betas"]) for group in state["param_groups"]} == {(0.8, 0.9)}

@@ -1,13 +1,10 @@
-from typing import Any
-
-import numpy as np
 import pytest
 import timm
 import torch
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 
-from wellcond.recipes import Mixing, Schedule
+from wellcond.recipes import Schedule
 from wellcond.recipes.ingredients import decay_groups
 
 STEPS_PER_EPOCH = 7
@@ -87,42 +84,3 @@ def test_biases_norms_and_named_parameters_are_exempt() -> None:
 def test_a_name_that_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match="no parameter of Linear is named pos_embed"):
         decay_groups(nn.Linear(2, 2), 0.05, ("pos_embed", "*"))
-
-
-def mixed(mixing: Mixing, **options: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    np.random.seed(0)  # noqa: NPY002, timm draws from it
-    pixels = torch.arange(4.0)[:, None, None, None].expand(4, 1, 16, 16).contiguous()
-    labels = torch.tensor([0, 1, 2, 2])
-    images, targets = mixing.mix(pixels, labels, classes=3, **options)
-    return pixels, images, targets
-
-
-def test_mixup_mixes_images_and_labels_by_the_same_share() -> None:
-    pixels, images, targets = mixed(Mixing(mixup=0.8), smoothing=0.0)
-    assert torch.equal(pixels[:, 0, 0, 0], torch.arange(4.0)), "the caller's images were changed"
-    share = targets[0, 0].item()
-    assert 0 < share < 1
-    expected = share * torch.arange(4.0) + (1 - share) * torch.arange(4.0).flip(0)
-    assert torch.allclose(images.mean((1, 2, 3)), expected, atol=1e-5)
-    assert torch.allclose(targets[0], torch.tensor([share, 0.0, 1 - share]))
-
-
-def test_cutmix_pastes_a_box_and_labels_by_its_area() -> None:
-    _, images, targets = mixed(Mixing(cutmix=1.0), smoothing=0.0)
-    kept = (images[0] == 0).float().mean().item()
-    assert 0 < kept < 1
-    assert set(images[0].unique().tolist()) == {0.0, 3.0}
-    assert targets[0, 0].item() == pytest.approx(kept)
-
-
-def test_labels_are_smoothed_while_mixing() -> None:
-    _, _, targets = mixed(Mixing(mixup=0.8), smoothing=0.3)
-    assert targets.min().item() == pytest.approx(0.1)
-    assert torch.allclose(targets.sum(1), torch.ones(4))
-
-
-def test_an_odd_batch_is_refused() -> None:
-    with pytest.raises(ValueError, match="mixed in pairs, and a batch has 3"):
-        Mixing(mixup=0.8).mix(
-            torch.zeros(3, 1, 4, 4), torch.zeros(3, dtype=torch.long), classes=2, smoothing=0.0
-        )

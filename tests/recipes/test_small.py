@@ -76,7 +76,7 @@ def test_positions_say_whether_the_control_fits(name: str) -> None:
     images = recipe.data().train
     batch = torch.stack([images[i]["pixel_values"] for i in range(8)])
     (arm,) = select_arms(["positions"])
-    if recipe.positions:
+    if "positions" in recipe.arms:
         arm.apply_(recipe.model(), batch)
     else:
         with pytest.raises(ValueError, match="position"):
@@ -99,7 +99,7 @@ def test_missing_data_say_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_options_without_a_meaning_are_refused(source: Source) -> None:
     with pytest.raises(ValueError, match=r"leave --(hub|corrupt) out"):
         RECIPES["mnist-vit"].from_source(source).data()
-    with pytest.raises(ValueError, match="its images ship with a package"):
+    with pytest.raises(ValueError, match="its data ship with a package"):
         RECIPES["digits-vit"].from_source(source)
 
 
@@ -112,12 +112,13 @@ def test_the_recorded_settings_are_those_that_differ_between_recipes() -> None:
         "learning_rate",
         "weight_decay",
         "warmup_share",
-        "label_smoothing",
         "evaluations",
         "measurements",
+        "task",
     }
     rich = RECIPES["deit-b-imagenet"].config()
-    assert rich["mixing"] == {"mixup": 0.8, "cutmix": 1.0, "probability": 1.0, "switch": 0.5}
+    assert rich["task"]["kind"] == "ImageClassification"
+    assert rich["task"]["mixing"] == {"mixup": 0.8, "cutmix": 1.0, "probability": 1.0, "switch": 0.5}
     assert rich["max_gradient_norm"] is None
     assert "workers" not in rich
     assert json.loads(json.dumps(rich, allow_nan=False))["exempt"] == ["pos_embed", "cls_token"]

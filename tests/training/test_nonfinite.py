@@ -96,7 +96,7 @@ def test_a_gradient_that_is_not_finite_reaches_no_weight(tmp_path: Path) -> None
 def test_bad_images_are_said_to_be_bad(tmp_path: Path) -> None:
     data = tiny_data()
     data.train.pixels[:] = math.nan
-    with pytest.raises(NonFiniteLoss, match=r"The images themselves are not finite.*none yet"):
+    with pytest.raises(NonFiniteLoss, match=r"The data themselves are not finite.*none yet"):
         train(tiny_recipe(), select_arms(["baseline"])[0], 0, tmp_path, data=data, command="x", max_steps=2)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,11 @@ class Images(Dataset[dict[str, Tensor]]):
         self.pixels = pixels
         self.labels = labels
 
+    @property
+    def draws(self) -> bool:
+        """Whether items take random numbers: tensors in memory do not, a class made from this one can."""
+        return type(self) is not Images
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -36,10 +42,10 @@ class Images(Dataset[dict[str, Tensor]]):
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Training and test images; the test images are never trained on. Both have a length and items as of `Images`."""
+    """Training and test samples, never the same ones. Both have a length; items are what a task collates."""
 
-    train: Dataset[dict[str, Tensor]]
-    test: Dataset[dict[str, Tensor]]
+    train: Dataset[Any]
+    test: Dataset[Any]
 
 
 def normalised_split(train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor) -> Split:

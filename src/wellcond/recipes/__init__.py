@@ -4,7 +4,7 @@ from wellcond.recipes.davit_b import DAVIT_B_IMAGENET
 from wellcond.recipes.deit_b import DEIT_B_IMAGENET
 from wellcond.recipes.digits import DIGITS
 from wellcond.recipes.fashion_mnist import FASHION_MNIST
-from wellcond.recipes.ingredients import Mixing, Schedule
+from wellcond.recipes.ingredients import Schedule
 from wellcond.recipes.mnist import MNIST
 from wellcond.recipes.recipe import Paper, Recipe, Source
 from wellcond.recipes.swin_b import SWIN_B_IMAGENET
@@ -15,4 +15,4 @@ IMAGENET = (VIT_B_IMAGENET, DEIT_B_IMAGENET, SWIN_B_IMAGENET, XCIT_M24_IMAGENET,
 
 RECIPES = {recipe.name: recipe for recipe in (*DIGITS, *FASHION_MNIST, *MNIST, *IMAGENET)}
 
-__all__ = ["IMAGENET", "RECIPES", "Mixing", "Paper", "Recipe", "Schedule", "Source"]
+__all__ = ["IMAGENET", "RECIPES", "Paper", "Recipe", "Schedule", "Source"]

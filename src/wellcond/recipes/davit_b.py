@@ -13,8 +13,9 @@ from typing import Any
 from torch import nn
 
 from wellcond.recipes.imagenet import CLASSES, Augmentation, cost, read_imagenet
-from wellcond.recipes.ingredients import Mixing, Schedule
-from wellcond.recipes.recipe import Paper, Recipe, Source
+from wellcond.recipes.ingredients import Schedule
+from wellcond.recipes.recipe import WITHOUT_POSITIONS, Paper, Recipe, Source
+from wellcond.tasks import ImageClassification, Mixing
 
 COOLDOWN_EPOCHS = 10  # --cooldown-epochs, which train.py adds: it trains for what create_scheduler returns
 EPOCHS = 300 + COOLDOWN_EPOCHS  # --epochs
@@ -48,19 +49,21 @@ DAVIT_B_IMAGENET = Recipe(
     model=davit_b,
     data=partial(read, Source()),
     read=read,
-    classes=CLASSES,
+    task=ImageClassification(
+        classes=CLASSES,
+        label_smoothing=0.1,  # --smoothing
+        mixing=Mixing(
+            mixup=0.8,  # --mixup
+            cutmix=1.0,  # --cutmix
+            probability=1.0,  # --mixup-prob
+            switch=0.5,  # --mixup-switch-prob, --mixup-mode batch
+        ),
+    ),
     epochs=EPOCHS,
     batch_size=BATCH_SIZE,
     learning_rate=2e-3,  # README.md, second example: --lr 2e-3; train.py does not scale it
     weight_decay=0.05,  # --weight-decay, AdamW (--opt) with timm's defaults: betas 0.9 and 0.999, eps 1e-8
     exempt=(),  # timm's create_optimizer_v2: biases and what has one dimension; the model names no others
-    label_smoothing=0.1,  # --smoothing
-    mixing=Mixing(
-        mixup=0.8,  # --mixup
-        cutmix=1.0,  # --cutmix
-        probability=1.0,  # --mixup-prob
-        switch=0.5,  # --mixup-switch-prob, --mixup-mode batch
-    ),
     schedule=Schedule(
         warmup_epochs=5,  # --warmup-epochs
         warmup_start=1e-6,  # --warmup-lr
@@ -76,7 +79,7 @@ DAVIT_B_IMAGENET = Recipe(
     workers=10,  # --workers
     evaluations=310,  # train.py: every epoch
     measurements=310,  # ours: every epoch, as the paper averages over epochs
-    positions=False,
+    arms=WITHOUT_POSITIONS,
     paper=Paper(83.6, 84.6),
     # Not in timm's benchmark of training. Taken as fast as Swin-B, which has nearly its operations (15.4 against 15.5
     # GFLOPs in the tables of both repositories): an estimate

@@ -12,8 +12,9 @@ from typing import Any
 from torch import nn
 
 from wellcond.recipes.imagenet import CLASSES, Augmentation, cost, read_imagenet
-from wellcond.recipes.ingredients import Mixing, Schedule
+from wellcond.recipes.ingredients import Schedule
 from wellcond.recipes.recipe import Paper, Recipe, Source
+from wellcond.tasks import ImageClassification, Mixing
 
 EPOCHS = 300  # --epochs
 BATCH_SIZE = 1024  # README_deit.md: 2 nodes of 8 GPUs, --batch-size 64 each
@@ -45,20 +46,22 @@ DEIT_B_IMAGENET = Recipe(
     model=deit_b,
     data=partial(read, Source()),
     read=read,
-    classes=CLASSES,
+    task=ImageClassification(
+        classes=CLASSES,
+        label_smoothing=0.1,  # --smoothing
+        mixing=Mixing(
+            mixup=0.8,  # --mixup
+            cutmix=1.0,  # --cutmix
+            probability=1.0,  # --mixup-prob
+            switch=0.5,  # --mixup-switch-prob, --mixup-mode batch
+        ),
+    ),
     epochs=EPOCHS,
     batch_size=BATCH_SIZE,
     learning_rate=5e-4 * BATCH_SIZE / 512,  # --lr, and linear_scaled_lr in main()
     weight_decay=0.05,  # --weight-decay, AdamW (--opt) with timm's defaults: betas 0.9 and 0.999, eps 1e-8
     # timm's create_optimizer: biases, what has one dimension, and the model's no_weight_decay()
     exempt=("pos_embed", "cls_token"),
-    label_smoothing=0.1,  # --smoothing
-    mixing=Mixing(
-        mixup=0.8,  # --mixup
-        cutmix=1.0,  # --cutmix
-        probability=1.0,  # --mixup-prob
-        switch=0.5,  # --mixup-switch-prob, --mixup-mode batch
-    ),
     schedule=Schedule(
         warmup_epochs=5,  # --warmup-epochs
         warmup_start=1e-6,  # --warmup-lr

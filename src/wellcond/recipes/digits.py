@@ -10,7 +10,7 @@ from functools import partial
 
 from wellcond.data import digits
 from wellcond.data.images import Split, enlarged
-from wellcond.recipes.recipe import Recipe
+from wellcond.recipes.recipe import WITHOUT_POSITIONS, Recipe
 from wellcond.recipes.tiny import tiny_davit, tiny_swin, tiny_vit, tiny_xcit
 
 
@@ -38,7 +38,7 @@ DIGITS_SWIN = Recipe(
     epochs=14,
     batch_size=64,
     learning_rate=1e-3,
-    positions=False,
+    arms=WITHOUT_POSITIONS,
     cost="about 7 s of one CPU core",
 )
 
@@ -50,7 +50,7 @@ DIGITS_XCIT = Recipe(
     epochs=14,
     batch_size=64,
     learning_rate=1e-3,
-    positions=False,
+    arms=WITHOUT_POSITIONS,
     cost="about 25 s of one CPU core",
 )
 
@@ -62,7 +62,7 @@ DIGITS_DAVIT = Recipe(
     epochs=14,
     batch_size=64,
     learning_rate=1e-3,
-    positions=False,
+    arms=WITHOUT_POSITIONS,
     cost="about 7 s of one CPU core",
 )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from wellcond.data.images import Split
-from wellcond.recipes.recipe import Recipe, Source
+from wellcond.recipes.recipe import WITHOUT_POSITIONS, Recipe, Source
 from wellcond.recipes.tiny import tiny_davit, tiny_swin, tiny_vit, tiny_xcit
 
 
@@ -30,7 +30,7 @@ def grey28_recipes(name: str, title: str, read: Callable[..., Split]) -> tuple[R
             name=f"{name}-swin",
             title=f"A tiny Swin on {title}",
             model=partial(tiny_swin, size=28, patch=4, window=4),
-            positions=False,
+            arms=WITHOUT_POSITIONS,
             cost="about 5 min of one CPU core",
             data=partial(read, Source()),
             read=read,
@@ -39,7 +39,7 @@ def grey28_recipes(name: str, title: str, read: Callable[..., Split]) -> tuple[R
             name=f"{name}-xcit",
             title=f"A tiny XCiT on {title}",
             model=tiny_xcit,
-            positions=False,
+            arms=WITHOUT_POSITIONS,
             cost="about 10 min of one CPU core",
             data=partial(read, Source(), border=2),
             read=partial(read, border=2),
@@ -48,7 +48,7 @@ def grey28_recipes(name: str, title: str, read: Callable[..., Split]) -> tuple[R
             name=f"{name}-davit",
             title=f"A tiny DaViT on {title}",
             model=partial(tiny_davit, window=4),
-            positions=False,
+            arms=WITHOUT_POSITIONS,
             cost="about 7 min of one CPU core",
             data=partial(read, Source()),
             read=read,

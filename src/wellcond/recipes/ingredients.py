@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,49 +48,6 @@ class Schedule:
         start = self.warmup_epochs if self.cosine_from_warmup else 0.0
         share = min(1.0, (time - start) / (epochs - self.cooldown_epochs - start))
         return self.floor + (peak - self.floor) * (1 + math.cos(math.pi * share)) / 2
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Mixing:
-    """Mixup and CutMix of a batch, by `timm.data.Mixup`.
-
-    Attributes:
-        mixup, cutmix: the parameters of their Beta distributions; 0: off.
-        probability: of mixing a batch at all.
-        switch: of CutMix rather than mixup, where both are on.
-    """
-
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    probability: float = 1.0
-    switch: float = 0.5
-
-    def mix(self, pixels: Tensor, labels: Tensor, *, classes: int, smoothing: float) -> tuple[Tensor, Tensor]:
-        """Mixed images and smoothed targets ``(B, classes)``; random numbers come from ``numpy.random``.
-
-        Raises ValueError for an odd batch: images are mixed in pairs.
-
-        >>> import torch
-        >>> images, targets = Mixing(mixup=0.8).mix(
-        ...     torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 0]), classes=3, smoothing=0.1)
-        >>> images.shape, targets.sum(1).allclose(torch.ones(4))
-        (torch.Size([4, 3, 8, 8]), True)
-        """
-        from timm.data.mixup import Mixup
-
-        if len(pixels) % 2:
-            raise ValueError(f"images are mixed in pairs, and a batch has {len(pixels)}; make it even")
-        mixup: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = Mixup(  # type: ignore[no-untyped-call]
-            mixup_alpha=self.mixup,
-            cutmix_alpha=self.cutmix,
-            prob=self.probability,
-            switch_prob=self.switch,
-            mode="batch",
-            label_smoothing=smoothing,
-            num_classes=classes,
-        )
-        # timm mixes in place; the caller's images stay as they are.
-        return mixup(pixels.clone(), labels)
 
 
 def decay_groups(model: nn.Module, weight_decay: float, exempt: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
 from wellcond.data import Split
 from wellcond.data.folder import Corrupt
-from wellcond.recipes.ingredients import Mixing, Schedule
+from wellcond.tasks import ImageClassification, Task
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where images are read from, as a command gives it.
+    """Where data are read from, as a command gives it.
 
     Attributes:
         folder: of the data; None: the usual place, if the recipe knows one.
@@ -36,6 +36,13 @@ class Source:
             raise ValueError("all images are in a few files, none can be skipped: leave --corrupt out")
 
 
+class Rate(Protocol):
+    """A schedule of the learning rate, a frozen dataclass."""
+
+    def rate(self, step: int, *, steps: int, epochs: float, peak: float) -> float:
+        """The learning rate of optimizer step ``step`` of ``steps``, counted from 0."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Paper:
     """Top-1 accuracy in % that the paper reports, without and with conditioning."""
@@ -44,35 +51,45 @@ class Paper:
     conditioned: float
 
 
+DIGIT_CLASSES = ImageClassification(classes=10)
+
+WITHOUT_POSITIONS = ("baseline", "conditioned", "rescaled", "static", "scaled")
+"""Arms for a model that adds no position parameter."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Image classification with a known transformer.
+    """An experiment with a known transformer.
 
     Attributes:
         name, title: for commands and for people.
-        model: builds a fresh model that returns logits; its weights come from torch's random state.
-        data: loads the images from where they usually are.
+        model: builds a fresh model; its weights come from torch's random state.
+        data: loads the samples from where they usually are.
         read: loads them from a `Source`; None: they ship with a package, and there is nothing to choose.
-        epochs, batch_size: the length of the training. The batch is that of all processes together.
-        learning_rate, weight_decay: of AdamW.
+        task: how the model is called and scored, and what is minimised.
+        epochs: the length of the training; its schedule counts in them.
+        steps: the length in optimizer steps in place of epochs; None: epochs count.
+        batch_size: samples per optimizer step, of all processes together.
+        micro_batch: samples that one process takes through the model at once, gradients are summed up to the
+            batch; None: all at once.
+        learning_rate, betas, weight_decay: of AdamW.
         warmup_share: of the training; linear warm-up, then cosine decay to 0. Not used if there is a ``schedule``.
-        label_smoothing: of the training loss; it is in the targets where images are mixed.
-        evaluations: how often the test images are scored during training.
+        evaluations: how often the test set is scored during training.
         measurements: how often condition numbers are measured.
-        classes: outputs of the model.
         schedule: of the learning rate, in place of ``warmup_share``.
         exempt: names, with ``*``, of parameters without weight decay besides biases and those with one dimension.
             None: the Trainer's choice, biases and normalisation layers.
-        mixing: mixup and CutMix.
         average_decay: of an exponential moving average of the weights, scored at the end beside the model; None: none.
         max_gradient_norm: longer gradients are shortened to it; None: none are.
-        repeats: how often an image comes in a row, augmented anew each time (repeated augmentation); an epoch keeps
+        repeats: how often a sample comes in a row, augmented anew each time (repeated augmentation); an epoch keeps
             its length.
-        drop_last: leave out the last batch of an epoch if it is not full. Fewer images than a batch make one batch.
+        drop_last: leave out the last batch of an epoch if it is not full. Fewer samples than a batch make one batch.
         mixed_precision: bfloat16 autocast on accelerators that have it.
         synchronise_norms: batch normalisation over all processes.
-        workers: processes that load images.
-        positions: whether the model adds a position parameter, which the arm "positions" needs.
+        workers: processes that load samples.
+        evaluation_batch: samples that are scored at once.
+        arms: what ``wellcond compare`` trains unless it is told otherwise. The arm "positions" needs a model that adds
+            a position parameter.
         paper: what the paper reports.
         cost: what a run costs, for people.
     """
@@ -82,18 +99,19 @@ class Recipe:
     model: Callable[[], nn.Module]
     data: Callable[[], Split]
     read: Callable[[Source], Split] | None = None
-    epochs: int
+    task: Task = DIGIT_CLASSES
+    epochs: float = 1
+    steps: int | None = None
     batch_size: int
+    micro_batch: int | None = None
     learning_rate: float
+    betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.05
     warmup_share: float = 0.05
-    label_smoothing: float = 0.0
     evaluations: int = 10
     measurements: int = 10
-    classes: int = 10
-    schedule: Schedule | None = None
+    schedule: Rate | None = None
     exempt: tuple[str, ...] | None = None
-    mixing: Mixing | None = None
     average_decay: float | None = None
     max_gradient_norm: float | None = 1.0
     repeats: int = 1
@@ -101,34 +119,49 @@ class Recipe:
     mixed_precision: bool = False
     synchronise_norms: bool = False
     workers: int = 0
-    positions: bool = True
+    evaluation_batch: int = 512
+    arms: tuple[str, ...] = (*WITHOUT_POSITIONS, "positions")
     paper: Paper | None = None
     cost: str = ""
 
     def from_source(self, source: Source) -> Recipe:
-        """The recipe with its images from there.
+        """The recipe with its samples from there.
 
         Raises:
-            ValueError: the recipe's images ship with a package.
+            ValueError: the recipe's samples ship with a package.
         """
         if source == Source():
             return self
         if self.read is None:
             raise ValueError(
-                f"recipe {self.name!r} reads no folder, its images ship with a package: leave out --data-dir, --hub "
+                f"recipe {self.name!r} reads no folder, its data ship with a package: leave out --data-dir, --hub "
                 f"and --corrupt"
             )
         read = self.read
         return dataclasses.replace(self, data=lambda: read(source))
 
+    @property
+    def length(self) -> str:
+        """For people.
+
+        >>> from wellcond.recipes import RECIPES
+        >>> RECIPES["digits-vit"].length
+        '11 epochs'
+        """
+        if self.steps is not None:
+            return f"{self.steps:,} steps"
+        return "1 epoch" if self.epochs == 1 else f"{self.epochs:g} epochs"
+
     def config(self) -> dict[str, Any]:
-        """What makes results comparable: the settings of the training, those at their default left out if optional."""
-        always = "epochs batch_size learning_rate weight_decay warmup_share label_smoothing evaluations measurements"
-        never = "name title model data read paper cost workers positions"
-        settings = {}
+        """What makes results comparable: the settings of the training; most only where they are not the default."""
+        always = {"epochs", "batch_size", "learning_rate", "weight_decay", "warmup_share", "evaluations"}
+        always |= {"measurements"}
+        never = {"name", "title", "model", "data", "read", "paper", "cost", "workers", "arms", "evaluation_batch"}
+        settings: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name in always.split() or (field.name not in never.split() and value != field.default):
-                plain = isinstance(value, (Schedule, Mixing))
+            if field.name in always or (field.name not in never and value != field.default):
+                plain = dataclasses.is_dataclass(value) and not isinstance(value, type)
                 settings[field.name] = dataclasses.asdict(value) if plain else value
+        settings["task"] = {"kind": type(self.task).__name__, **settings.get("task", {})}
         return settings

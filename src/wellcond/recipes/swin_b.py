@@ -12,8 +12,9 @@ from typing import Any
 from torch import nn
 
 from wellcond.recipes.imagenet import CLASSES, Augmentation, cost, read_imagenet
-from wellcond.recipes.ingredients import Mixing, Schedule
-from wellcond.recipes.recipe import Paper, Recipe, Source
+from wellcond.recipes.ingredients import Schedule
+from wellcond.recipes.recipe import WITHOUT_POSITIONS, Paper, Recipe, Source
+from wellcond.tasks import ImageClassification, Mixing
 
 EPOCHS = 300  # TRAIN.EPOCHS
 BATCH_SIZE = 1024  # get_started.md, Swin-B: 8 GPUs, --batch-size 64 --accumulation-steps 2
@@ -45,7 +46,16 @@ SWIN_B_IMAGENET = Recipe(
     model=swin_b,
     data=partial(read, Source()),
     read=read,
-    classes=CLASSES,
+    task=ImageClassification(
+        classes=CLASSES,
+        label_smoothing=0.1,  # MODEL.LABEL_SMOOTHING
+        mixing=Mixing(
+            mixup=0.8,  # AUG.MIXUP
+            cutmix=1.0,  # AUG.CUTMIX
+            probability=1.0,  # AUG.MIXUP_PROB
+            switch=0.5,  # AUG.MIXUP_SWITCH_PROB, MIXUP_MODE batch
+        ),
+    ),
     epochs=EPOCHS,
     batch_size=BATCH_SIZE,
     # TRAIN.BASE_LR, scaled in main.py with the batch of all GPUs and accumulation steps, as are WARMUP_LR and MIN_LR
@@ -54,13 +64,6 @@ SWIN_B_IMAGENET = Recipe(
     # optimizer.py set_weight_decay: biases, what has one dimension, and names with no_weight_decay_keywords(), which
     # is relative_position_bias_table (models/swin_transformer.py, not verified here; timm's class says the same)
     exempt=("*relative_position_bias_table",),
-    label_smoothing=0.1,  # MODEL.LABEL_SMOOTHING
-    mixing=Mixing(
-        mixup=0.8,  # AUG.MIXUP
-        cutmix=1.0,  # AUG.CUTMIX
-        probability=1.0,  # AUG.MIXUP_PROB
-        switch=0.5,  # AUG.MIXUP_SWITCH_PROB, MIXUP_MODE batch
-    ),
     schedule=Schedule(
         warmup_epochs=20,  # TRAIN.WARMUP_EPOCHS
         warmup_start=5e-7 * BATCH_SIZE / 512,  # TRAIN.WARMUP_LR, scaled
@@ -76,7 +79,7 @@ SWIN_B_IMAGENET = Recipe(
     workers=8,  # DATA.NUM_WORKERS
     evaluations=300,  # ours: every epoch
     measurements=300,  # ours: every epoch, as the paper averages over epochs
-    positions=False,
+    arms=WITHOUT_POSITIONS,
     paper=Paper(83.1, 83.9),
     # timm, results/benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv, swin_base_patch4_window7_224
     cost=cost(EPOCHS, 279.66, "timm's benchmark, AMP"),

@@ -22,6 +22,7 @@ from torch import nn
 from wellcond.recipes.imagenet import CLASSES, IMAGES, Augmentation, cost, read_imagenet
 from wellcond.recipes.ingredients import Schedule
 from wellcond.recipes.recipe import Paper, Recipe, Source
+from wellcond.tasks import ImageClassification
 
 BATCH_SIZE = 4096  # [classy] simulated_global_batchsize, [big_vision] batch_size
 EPOCHS = 300  # [classy] num_epochs, [big_vision] total_epochs
@@ -56,7 +57,7 @@ VIT_B_IMAGENET = Recipe(
     model=vit_b,
     data=partial(read, Source()),
     read=read,
-    classes=CLASSES,
+    task=ImageClassification(classes=CLASSES),
     epochs=EPOCHS,
     batch_size=BATCH_SIZE,
     learning_rate=3e-3,  # [classy] end_value of the warm-up

@@ -12,8 +12,9 @@ from typing import Any
 from torch import nn
 
 from wellcond.recipes.imagenet import CLASSES, Augmentation, cost, read_imagenet
-from wellcond.recipes.ingredients import Mixing, Schedule
-from wellcond.recipes.recipe import Paper, Recipe, Source
+from wellcond.recipes.ingredients import Schedule
+from wellcond.recipes.recipe import WITHOUT_POSITIONS, Paper, Recipe, Source
+from wellcond.tasks import ImageClassification, Mixing
 
 EPOCHS = 400  # --epochs
 # README.md trains XCiT-S12 with 8 × 128 and with 16 × 64 images. For M24 "Table B.1 in the paper" has the details. It
@@ -47,7 +48,16 @@ XCIT_M24_IMAGENET = Recipe(
     model=xcit_m24,
     data=partial(read, Source()),
     read=read,
-    classes=CLASSES,
+    task=ImageClassification(
+        classes=CLASSES,
+        label_smoothing=0.1,  # --smoothing
+        mixing=Mixing(
+            mixup=0.8,  # --mixup
+            cutmix=1.0,  # --cutmix
+            probability=1.0,  # --mixup-prob
+            switch=0.5,  # --mixup-switch-prob, --mixup-mode batch
+        ),
+    ),
     epochs=EPOCHS,
     batch_size=BATCH_SIZE,
     learning_rate=5e-4 * BATCH_SIZE / 512,  # --lr, and linear_scaled_lr in main()
@@ -55,13 +65,6 @@ XCIT_M24_IMAGENET = Recipe(
     # xcit.py XCiT.no_weight_decay() names pos_embed, cls_token and dist_token, of which only cls_token is a parameter
     # there: the positions' projection is pos_embeder.*, and its weight is decayed, as are temperatures
     exempt=("cls_token",),
-    label_smoothing=0.1,  # --smoothing
-    mixing=Mixing(
-        mixup=0.8,  # --mixup
-        cutmix=1.0,  # --cutmix
-        probability=1.0,  # --mixup-prob
-        switch=0.5,  # --mixup-switch-prob, --mixup-mode batch
-    ),
     schedule=Schedule(
         warmup_epochs=5,  # --warmup-epochs
         warmup_start=1e-6,  # --warmup-lr
@@ -78,7 +81,7 @@ XCIT_M24_IMAGENET = Recipe(
     workers=10,  # --num_workers
     evaluations=400,  # --test-freq 1
     measurements=400,  # ours: every epoch, as the paper averages over epochs
-    positions=False,
+    arms=WITHOUT_POSITIONS,
     paper=Paper(82.2, 82.9),
     # timm, results/benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv, xcit_medium_24_p16_224
     cost=cost(EPOCHS, 227.75, "timm's benchmark, AMP"),

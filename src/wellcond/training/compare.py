@@ -14,9 +14,10 @@ from wellcond.recipes import Recipe
 from wellcond.report.folder import MeasuredRow, read_rows
 from wellcond.report.kappas import panels
 from wellcond.statistics import Estimate, estimate, paired_difference, verdict
+from wellcond.tasks import Metric
 from wellcond.training.arms import ARMS, Arm
 from wellcond.training.nonfinite import NonFiniteLoss
-from wellcond.training.records import METRIC, complete_lines, replace_lines, write_json, write_run
+from wellcond.training.records import complete_lines, replace_lines, write_json, write_run
 from wellcond.training.run import RunResult, started_processes, train_arm
 
 Announce = Callable[[str, int, int], None]
@@ -121,23 +122,23 @@ def compare(
             append_lines(folder / "results.jsonl", [result.line()])
             if finished is not None:
                 finished(result)
-    table = summarise(folder, known)
+    table = summarise(folder, known, recipe.task.metric)
     write_json(folder / "summary.json", {line.arm.name: line.to_dict() for line in table})
     return table
 
 
-def summarise(folder: Path, arms: Sequence[Arm]) -> list[ArmSummary]:
+def summarise(folder: Path, arms: Sequence[Arm], metric: Metric) -> list[ArmSummary]:
     """The table of a folder, from ``results.jsonl`` and ``rows.jsonl``."""
     results = read_lines(folder / "results.jsonl")
     names = [arm.name for arm in arms]
     kappas = _kappas(read_rows(folder / "rows.jsonl", names) or (), names)
     by_arm = {name: {line["seed"]: line for line in results if line["arm"] == name} for name in names}
     base = next((name for name in names if name == "baseline"), names[0])
-    baseline = {seed: line["metrics"][METRIC["name"]] for seed, line in by_arm[base].items()}
+    baseline = {seed: line["metrics"][metric.name] for seed, line in by_arm[base].items()}
     table = []
     for arm in arms:
         lines = by_arm[arm.name]
-        values = {seed: line["metrics"][METRIC["name"]] for seed, line in lines.items()}
+        values = {seed: line["metrics"][metric.name] for seed, line in lines.items()}
         difference = paired_difference(values, baseline) if arm.name != base else None
         times = [
             line["seconds_per_step"] / by_arm[base][seed]["seconds_per_step"]
@@ -149,7 +150,9 @@ def summarise(folder: Path, arms: Sequence[Arm]) -> list[ArmSummary]:
                 arm=arm,
                 metric=estimate(list(values.values())),
                 difference=difference,
-                verdict="" if arm.name == base else verdict(difference, higher_is_better=True),
+                verdict=""
+                if arm.name == base
+                else verdict(difference, higher_is_better=metric.higher_is_better),
                 **kappas[arm.name],
                 relative_step_time=math.exp(sum(map(math.log, times)) / len(times)) if times else None,
             )

@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer for image classification, with what it lacks: whole checkpoints and a stop at NaN."""
+"""The Hugging Face Trainer on a recipe, with what it lacks: whole checkpoints and a stop at NaN."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import find_batch_size
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import EvalPrediction
+from transformers.trainer_utils import EvalLoopOutput
 
 from wellcond.recipes import Recipe
 from wellcond.recipes.ingredients import decay_groups
+from wellcond.running import call_model
 from wellcond.training.average import Average
 from wellcond.training.checkpoints import UNFINISHED, publish, write_conditioning
 from wellcond.training.nonfinite import NonFiniteLoss, bad_tensors, first_non_finite, is_finite
 from wellcond.training.repeatable import Repeatable, RepeatedOrder, seeded
 
-MIXING = 1
-"""Keeps the random numbers of mixing apart from those of an image with the same numbers."""
+PREPARATION = 1
+"""Keeps the random numbers of a batch apart from those of a sample with the same numbers."""
 
 Progress = Callable[[int, int], None]
 """Called with (steps done, steps in all)."""
@@ -30,20 +32,22 @@ Score = Callable[[dict[str, float]], None]
 """Called with one point of the learning curve."""
 
 
-class ImageTrainer(Trainer):
-    """The Trainer on a model that takes pixels and returns logits; nothing is wrapped, no key is renamed.
+class RecipeTrainer(Trainer):
+    """The Trainer on a recipe's model and task; nothing is wrapped, no key is renamed.
 
     Args:
-        recipe: what the Trainer has no argument for is taken from it: parameter groups, schedule, mixing, repeated
+        recipe: what the Trainer has no argument for is taken from it: the task, parameter groups, schedule, repeated
             augmentation, the average of the weights.
         args, kwargs: the Trainer's.
     """
 
     def __init__(self, recipe: Recipe, *args: Any, **kwargs: Any) -> None:
         self.recipe = recipe
+        self.task = recipe.task
         super().__init__(*args, **kwargs)
         # compute_loss averages over its micro-batch, whatever the model's forward accepts.
         self.model_accepts_loss_kwargs = False
+        self._prepared_step, self._micro_batch, self._batch_samples = -1, 0, 0
         self.average: Average | None = None
         if recipe.average_decay is not None:
             # The model is on its device by now, and not wrapped yet.
@@ -56,7 +60,9 @@ class ImageTrainer(Trainer):
         if self.optimizer is None and recipe.exempt is not None:
             plain = self.accelerator.unwrap_model(self.model if model is None else model)
             self.optimizer = torch.optim.AdamW(
-                decay_groups(plain, recipe.weight_decay, recipe.exempt), lr=recipe.learning_rate
+                decay_groups(plain, recipe.weight_decay, recipe.exempt),
+                lr=recipe.learning_rate,
+                betas=recipe.betas,
             )
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         return optimizer
@@ -79,9 +85,9 @@ class ImageTrainer(Trainer):
         return scheduler
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        images = self.train_dataset if train_dataset is None else train_dataset
-        if self.recipe.repeats > 1 and isinstance(images, Repeatable):
-            return RepeatedOrder(images, self.recipe.repeats)
+        samples = self.train_dataset if train_dataset is None else train_dataset
+        if self.recipe.repeats > 1 and isinstance(samples, Repeatable):
+            return RepeatedOrder(samples, self.recipe.repeats)
         return super()._get_train_sampler(train_dataset)
 
     def _get_dataloader(
@@ -93,42 +99,76 @@ class ImageTrainer(Trainer):
         is_training: bool = False,
         dataloader_key: str | None = None,
     ) -> Any:
-        # The Trainer's own setting would drop test images too.
+        # The Trainer's own setting would drop test samples too.
         self.args.dataloader_drop_last = self.recipe.drop_last and is_training
         return super()._get_dataloader(
             dataset, description, batch_size, sampler_fn, is_training, dataloader_key
         )
 
     def evaluate_average(self) -> dict[str, float]:
-        """Scores of the averaged weights, ``average_loss`` and ``average_accuracy``; empty without an average."""
+        """Scores of the averaged weights, their names after ``average_``; empty without an average."""
         if self.average is None:
             return {}
         with self.average.applied_to(self.accelerator.unwrap_model(self.model)):
             scores = self.evaluate(metric_key_prefix="average")
-        return {name: scores[name] for name in ("average_accuracy", "average_loss")}
+        return {name: value for name, value in scores.items() if is_score(name, "average_")}
 
     def compute_loss(
         self,
         model: nn.Module,
-        inputs: dict[str, Tensor],
+        inputs: dict[str, Any],
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        logits = model(inputs["pixel_values"])
-        mixed = inputs["labels"].is_floating_point()
-        loss = nn.functional.cross_entropy(
-            logits,
-            inputs["labels"],
-            # Mixed labels are smoothed already.
-            label_smoothing=0.0 if mixed or not model.training else self.recipe.label_smoothing,
-        )
-        return (loss, {"logits": logits}) if return_outputs else loss
+        outputs = call_model(model, self.task.inputs(inputs, training=model.training))
+        loss = self.task.loss(outputs, inputs, training=model.training)
+        if model.training and self.current_gradient_accumulation_steps > 1:
+            # The Trainer averages over micro-batches; the last one of an epoch may be smaller than the others.
+            loss = loss * (
+                find_batch_size(inputs) * self.current_gradient_accumulation_steps / self._batch_samples
+            )
+        return (loss, outputs) if return_outputs else loss
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        micro_batches, items = super().get_batch_samples(*args, **kwargs)
+        self._batch_samples = sum(find_batch_size(batch) for batch in micro_batches)
+        return micro_batches, items
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """The task's scores; no outputs are kept, only what its scorer needs of each sample."""
+        model = self.accelerator.unwrap_model(self.model)
+        training = model.training
+        model.eval()
+        scorer, count = self.task.scorer(), 0
+        try:
+            for unplaced in dataloader:
+                batch = self._prepare_inputs(unplaced)
+                with torch.no_grad(), self.compute_loss_context_manager():
+                    outputs = call_model(model, self.task.inputs(batch, training=False))
+                    scored = self.task.scored(outputs, batch)
+                # The loader repeats samples where processes would not have equally many; this drops them again.
+                scored = self.accelerator.gather_for_metrics(
+                    scored, use_gather_object=isinstance(scored, list)
+                )
+                scorer.update(scored)
+                count += len(scored) if isinstance(scored, list) else len(next(iter(scored.values())))
+        finally:
+            model.train(training)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in scorer.compute().items()}
+        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=count)  # type: ignore[arg-type]
 
     def training_step(
-        self, model: nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Tensor | int | None = None
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """One forward and backward. Raises NonFiniteLoss, in every process, if the loss of one is not finite."""
-        inputs = self._mixed(inputs)
+        inputs = self._prepared(inputs)
         random_state = torch.get_rng_state()
         loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
         # Every process must learn of it, or the others would step with the gradient of the bad one.
@@ -141,19 +181,17 @@ class ImageTrainer(Trainer):
             )
         return loss
 
-    def _mixed(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The batch after mixup and CutMix. Numbers depend on seed, step and process: a resume repeats them."""
-        recipe = self.recipe
-        if recipe.mixing is None:
-            return inputs
-        with seeded(self.args.seed, self.state.global_step, self.args.process_index, MIXING):
-            pixels, labels = recipe.mixing.mix(
-                inputs["pixel_values"],
-                inputs["labels"],
-                classes=recipe.classes,
-                smoothing=recipe.label_smoothing,
-            )
-        return inputs | {"pixel_values": pixels, "labels": labels}
+    def _prepared(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The batch after its random changes, which depend on seed, step, micro-batch and process alone."""
+        step = self.state.global_step
+        if self._prepared_step != step:
+            self._prepared_step, self._micro_batch = step, 0
+        numbers = [self.args.seed, step, self.args.process_index, PREPARATION]
+        # The first one has no number of its own, so that runs without accumulation are what they always were.
+        numbers += [self._micro_batch] if self._micro_batch else []
+        self._micro_batch += 1
+        with seeded(*numbers):
+            return self.task.prepare(inputs)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -168,11 +206,13 @@ class ImageTrainer(Trainer):
     def _culprit(self, inputs: dict[str, Tensor], random_state: Tensor) -> str:
         inputs = self._prepare_inputs(inputs)
         if not is_finite(inputs):
-            return "The images themselves are not finite."
+            return "The data themselves are not finite."
         plain = self.accelerator.unwrap_model(self.model)
         with torch.random.fork_rng():
             torch.set_rng_state(random_state)
-            path = first_non_finite(plain, lambda: plain(inputs["pixel_values"]))
+            path = first_non_finite(
+                plain, lambda: call_model(plain, self.task.inputs(inputs, training=plain.training))
+            )
         weights = bad_tensors(plain.named_parameters())
         where = (
             f"The first output that is not finite is that of {path!r}."
@@ -261,24 +301,28 @@ class Scores(TrainerCallback):
             self.score(learning_curve(state.log_history)[-1])
 
 
-def accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    """Top-1 accuracy in %."""
-    logits = (
-        prediction.predictions[0] if isinstance(prediction.predictions, tuple) else prediction.predictions
-    )
-    return {"accuracy": 100.0 * float(np.mean(np.argmax(logits, axis=-1) == prediction.label_ids))}
+def is_score(name: str, prefix: str) -> bool:
+    """Whether a number of the Trainer's evaluation is a score, not a speed.
+
+    >>> is_score("eval_accuracy", "eval_"), is_score("eval_runtime", "eval_"), is_score("epoch", "eval_")
+    (True, False, False)
+    """
+    speeds = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+    return name.startswith(prefix) and name.removeprefix(prefix) not in speeds
 
 
 def learning_curve(history: list[dict[str, float]]) -> list[dict[str, float]]:
-    """Points of the Trainer's log with a step: training loss as ``train_loss``, test loss and accuracy.
+    """Points of the Trainer's log with a step: training loss as ``train_loss``, and scores of the test set.
 
     >>> learning_curve([{"step": 5, "loss": 2.0}, {"step": 5, "eval_loss": 1.0, "eval_accuracy": 50.0}])
     [{'step': 5, 'train_loss': 2.0, 'loss': 1.0, 'accuracy': 50.0}]
     """
     points: dict[float, dict[str, float]] = {}
-    names = {"loss": "train_loss", "eval_loss": "loss", "eval_accuracy": "accuracy"}
     for entry in history:
-        found = {new: entry[old] for old, new in names.items() if old in entry}
+        found = {"train_loss": entry["loss"]} if "loss" in entry else {}
+        found |= {
+            name.removeprefix("eval_"): value for name, value in entry.items() if is_score(name, "eval_")
+        }
         if found:
             points.setdefault(entry["step"], {"step": entry["step"]}).update(found)
     return list(points.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -17,7 +18,6 @@ from wellcond.monitor.sinks import encode
 from wellcond.recipes import Recipe
 from wellcond.training.arms import Arm
 
-METRIC = {"name": "accuracy", "higher_is_better": True, "unit": "%"}
 LIBRARIES = ("torch", "timm", "transformers", "accelerate", "scikit-learn")
 
 
@@ -41,7 +41,7 @@ def write_run(
         "command": command,
         "arms": [{"name": a.name, "description": a.description, "leaks": a.leaks} for a in arms],
         "seeds": list(seeds),
-        "metric": METRIC,
+        "metric": dataclasses.asdict(recipe.task.metric),
         "versions": {"python": platform.python_version(), **_versions()},
         "config": config,
         "hypotheses": list(hypotheses),

@@ -11,27 +11,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import send_to_device
 from torch.utils.data import Dataset, Subset
 from transformers import PrinterCallback, TrainingArguments
 
-from wellcond.data import Images, Split, StreamedImages
+from wellcond.data import Split, StreamedImages
 from wellcond.monitor import ConditioningMonitor, Row
 from wellcond.monitor.trainer import MonitorCallback
 from wellcond.recipes import Recipe
+from wellcond.running import undisturbed
 from wellcond.training.arms import Arm
 from wellcond.training.checkpoints import discard_unfinished, read_conditioning_, step_of
 from wellcond.training.engine import (
-    ImageTrainer,
     Progress,
+    RecipeTrainer,
     Score,
     Scores,
     Stopwatch,
-    accuracy,
+    is_score,
     learning_curve,
 )
 from wellcond.training.repeatable import Epochs, Repeatable, RepeatableStream, first_items
 from wellcond.training.spectra import token_spectra
 from wellcond.training.threads import threads_for
+
+PROBED = 8
+"""Test samples whose condition numbers are measured."""
+
+CALIBRATED = 64
+"""Training samples that an arm sees before the training, at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +48,13 @@ class RunResult:
 
     Attributes:
         arm, seed: which run.
-        metrics: at the end of training, on the test images.
+        metrics: at the end of training, on the test set.
         curve: metrics during training, each with its ``step``.
         seconds_per_step: the median step, measurements and evaluations not counted; nan if a resumed run had
             no step left.
         peak_memory_mb: of the accelerator; None on a CPU.
         rows: the measurements.
-        spectra: singular values of one test image's tokens at the end, see `token_spectra`.
+        spectra: singular values of one test sample's tokens at the end, see `token_spectra`.
     """
 
     arm: str
@@ -84,15 +92,15 @@ class Keeping:
     score: Score | None = None
 
 
-def total_steps(recipe: Recipe, images: int, max_steps: int | None = None) -> int:
+def total_steps(recipe: Recipe, samples: int, max_steps: int | None = None) -> int:
     """Optimizer steps of a run; the learning rate's schedule has this length.
 
     >>> from wellcond.recipes import RECIPES
     >>> recipe = dataclasses.replace(RECIPES["digits-vit"], epochs=16, batch_size=64)
-    >>> total_steps(recipe, images=1347), total_steps(recipe, images=1347, max_steps=6)
+    >>> total_steps(recipe, samples=1347), total_steps(recipe, samples=1347, max_steps=6)
     (352, 6)
     """
-    steps = recipe.epochs * steps_per_epoch(recipe, images)
+    steps = recipe.steps or max(1, round(recipe.epochs * steps_per_epoch(recipe, samples)))
     return steps if max_steps is None else min(steps, max_steps)
 
 
@@ -101,59 +109,80 @@ def started_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def steps_per_epoch(recipe: Recipe, images: int) -> int:
-    """Optimizer steps that show so many images once."""
-    batch = process_batch(recipe, images) * started_processes()
-    return images // batch if recipe.drop_last else -(-images // batch)
+def steps_per_epoch(recipe: Recipe, samples: int) -> int:
+    """Optimizer steps that show so many samples once."""
+    batch = process_batch(recipe, samples) * started_processes()
+    return samples // batch if recipe.drop_last else -(-samples // batch)
 
 
-def process_batch(recipe: Recipe, images: int | None = None) -> int:
-    """Images per process and step, so that the batch of all processes is the recipe's.
+def process_batch(recipe: Recipe, samples: int | None = None) -> int:
+    """Samples per process and step, so that the batch of all processes is the recipe's.
 
-    A recipe whose batches are always full gets a smaller one if there are fewer ``images``, as in a smoke run.
+    A recipe whose batches are always full gets a smaller one if there are fewer ``samples``, as in a smoke run.
 
-    Raises ValueError if it cannot be divided, or there are fewer images than a batch needs.
+    Raises ValueError if it cannot be divided, or there are fewer samples than a batch needs.
     """
-    processes = started_processes()
+    processes, multiple = started_processes(), recipe.task.batch_multiple
     if recipe.batch_size % processes:
         raise ValueError(
-            f"{processes} processes cannot share a batch of {recipe.batch_size} images equally; "
+            f"{processes} processes cannot share a batch of {recipe.batch_size} samples equally; "
             f"start a number of processes that divides it"
         )
     share = recipe.batch_size // processes
-    pair = 1 if recipe.mixing is None else 2
-    if share % pair:
+    if share % multiple:
         raise ValueError(
-            f"images are mixed in pairs, but each of {processes} processes has {share} of a batch of "
-            f"{recipe.batch_size}; start fewer processes"
+            f"a batch must be a multiple of {multiple}, as samples are mixed, but each of {processes} processes has "
+            f"{share} of a batch of {recipe.batch_size}; start fewer processes"
         )
-    if images is None or not recipe.drop_last or images >= recipe.batch_size:
+    if samples is None or not recipe.drop_last or samples >= recipe.batch_size:
         return share
-    fewer = images // processes // pair * pair
+    fewer = samples // processes // multiple * multiple
     if fewer == 0:
         raise ValueError(
-            f"{images} images are too few for {processes} processes"
-            + (": images are mixed in pairs" if pair == 2 else "")
+            f"{samples} samples are too few for {processes} processes, each of which needs {multiple}"
         )
     return fewer
 
 
-def thinned(images: Dataset[Any], subset: int | None) -> Dataset[Any]:
-    """``subset`` images spread evenly over a data set, so that sorted classes are all there; None: all.
+def micro_batch(recipe: Recipe, share: int) -> int:
+    """Samples that a process takes through the model at once, of its ``share`` of the batch.
+
+    >>> from wellcond.recipes import RECIPES
+    >>> recipe = dataclasses.replace(RECIPES["digits-vit"], micro_batch=16)
+    >>> micro_batch(recipe, 64), micro_batch(recipe, 8)
+    (16, 8)
+
+    Raises ValueError if it does not divide the share.
+    """
+    micro = share if recipe.micro_batch is None else min(recipe.micro_batch, share)
+    if micro < 1 or share % micro or micro % recipe.task.batch_multiple:
+        raise ValueError(
+            f"a micro-batch of {micro} does not divide the {share} samples of a process and step"
+            + (
+                f", or is no multiple of {recipe.task.batch_multiple}"
+                if recipe.task.batch_multiple > 1
+                else ""
+            )
+        )
+    return micro
+
+
+def thinned(samples: Dataset[Any], subset: int | None) -> Dataset[Any]:
+    """``subset`` samples spread evenly over a data set, so that sorted classes are all there; None: all.
 
     A stream gives its first ones.
 
     >>> thinned(list(range(10)), 3).indices
     [0, 4, 9]
     """
-    count = len(images)  # type: ignore[arg-type]
+    count = len(samples)  # type: ignore[arg-type]
     if subset is None or subset >= count:
-        return images
+        return samples
     if subset < 1:
-        raise ValueError(f"a subset counts its images from 1, got {subset}")
-    if isinstance(images, StreamedImages):
-        return images.take(subset)
-    return Subset(images, torch.linspace(0, count - 1, subset).long().tolist())
+        raise ValueError(f"a subset counts its samples from 1, got {subset}")
+    if isinstance(samples, StreamedImages):
+        return samples.take(subset)
+    return Subset(samples, torch.linspace(0, count - 1, subset).long().tolist())
 
 
 def train_arm(
@@ -172,13 +201,13 @@ def train_arm(
 
     Args:
         recipe: the experiment.
-        data: its images, loaded once for all runs.
+        data: its samples, loaded once for all runs.
         arm: what is done to the fresh model.
         seed: of weights and data order.
         folder: for what the Trainer writes.
         progress: told after every step.
         max_steps: stop after so many steps; the schedule of the learning rate is that long too.
-        subset: train and test on so many images each.
+        subset: train and test on so many samples each.
         keeping: checkpoints and going on from one.
 
     Raises:
@@ -194,15 +223,18 @@ def train_arm(
     if isinstance(chosen, StreamedImages):
         training = RepeatableStream(chosen, seed, repeats=recipe.repeats)
     else:
-        # Images themselves are tensors in memory; only a class made from it, or another one, can have transforms.
-        training = Repeatable(chosen, seed, draws=type(data.train) is not Images)
+        training = Repeatable(chosen, seed, draws=getattr(data.train, "draws", True))
     test = thinned(data.test, subset)
     torch.manual_seed(seed)
     model = recipe.model()
     if recipe.synchronise_norms and started_processes() > 1 and torch.accelerator.is_available():
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    probe = torch.stack([item["pixel_values"] for item in first_items(test, 8)])
-    arm.apply_(model, torch.stack([item["pixel_values"] for item in first_items(training, 64)]))
+
+    def first_inputs(samples: Dataset[Any], count: int) -> Any:
+        return recipe.task.inputs(recipe.task.collate(first_items(samples, count)), training=False)
+
+    probe = first_inputs(test, PROBED)
+    arm.apply_(model, first_inputs(training, CALIBRATED))
     if keeping.resume is not None:
         read_conditioning_(model, keeping.resume)
 
@@ -210,15 +242,20 @@ def train_arm(
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     steps = total_steps(recipe, len(training), max_steps)
     every = max(1, steps // recipe.evaluations)
+    share = process_batch(recipe, len(training))
+    micro = micro_batch(recipe, share)
     on_cpus = started_processes() > 1 and not torch.accelerator.is_available()
     arguments = TrainingArguments(
         output_dir=str(folder),
         seed=seed,
         max_steps=steps,
-        per_device_train_batch_size=process_batch(recipe, len(training)),
-        per_device_eval_batch_size=512,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=share // micro,
+        per_device_eval_batch_size=recipe.evaluation_batch,
         learning_rate=recipe.learning_rate,
         weight_decay=recipe.weight_decay,
+        adam_beta1=recipe.betas[0],
+        adam_beta2=recipe.betas[1],
         lr_scheduler_type="cosine",
         warmup_steps=int(recipe.warmup_share * steps),
         eval_strategy="steps",
@@ -248,19 +285,19 @@ def train_arm(
     if arguments.process_index == 0:
         discard_unfinished(folder)
     watch = Stopwatch(progress)
-    trainer = ImageTrainer(
+    trainer = RecipeTrainer(
         recipe,
         model=model,
         args=arguments,
+        data_collator=recipe.task.collate,
         train_dataset=training,
         eval_dataset=test,
-        compute_metrics=accuracy,
     )
     trainer.remove_callback(PrinterCallback)
     monitor = ConditioningMonitor(
         model,
         every=max(1, steps // recipe.measurements),
-        batch=probe.to(trainer.args.device),
+        batch=send_to_device(probe, trainer.args.device),
         sink=keeping.sink,
     )
     monitor.rows += keeping.rows
@@ -276,10 +313,16 @@ def train_arm(
         else:
             trainer.train(resume_from_checkpoint=None if keeping.resume is None else str(keeping.resume))
         final = trainer.evaluate()
+        scores = {
+            name.removeprefix("eval_"): value for name, value in final.items() if is_score(name, "eval_")
+        }
+        scores |= trainer.evaluate_average()
+        with undisturbed(model):
+            scores |= recipe.task.final_scores(model, test)
     return RunResult(
         arm=arm.name,
         seed=seed,
-        metrics={"accuracy": final["eval_accuracy"], "loss": final["eval_loss"]} | trainer.evaluate_average(),
+        metrics=scores,
         curve=learning_curve(trainer.state.log_history),
         seconds_per_step=statistics.median(watch.durations) if watch.durations else float("nan"),
         peak_memory_mb=torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,

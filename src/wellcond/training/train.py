@@ -50,7 +50,7 @@ def train(
     Args:
         recipe, arm, seed: what is trained.
         folder: of the results. The first process alone writes into it, but for its part of the checkpoints.
-        data: the recipe's images.
+        data: the recipe's samples.
         command: how to run it again.
         max_steps, subset: for a smoke run, see `train_arm`.
         save_every: steps between checkpoints; default: as many checkpoints as evaluations.
@@ -107,7 +107,8 @@ def train(
         write_json(folder / "spectra.json", {arm.name: result.spectra})
         append_lines(results, [result.line()])
         write_json(
-            folder / "summary.json", {line.arm.name: line.to_dict() for line in summarise(folder, [arm])}
+            folder / "summary.json",
+            {line.arm.name: line.to_dict() for line in summarise(folder, [arm], recipe.task.metric)},
         )
     return result
 

@@ -1,0 +1,6 @@
+"""What a batch means: how a model is called, what is minimised, what is scored. One file for each kind of task."""
+
+from wellcond.tasks.images import ImageClassification, Mixing
+from wellcond.tasks.task import Means, Metric, Scored, Scorer, Task
+
+__all__ = ["ImageClassification", "Means", "Metric", "Mixing", "Scored", "Scorer", "Task"]
