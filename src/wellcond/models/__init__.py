@@ -1,0 +1,1 @@
+"""Models that no library has."""
