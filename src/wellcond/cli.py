@@ -38,6 +38,8 @@ def compare(
     out: Path | None = None,
     arms: Names | None = None,
     hypotheses: Path | None = None,
+    max_steps: int | None = None,
+    subset: int | None = None,
     data_dir: Path | None = None,
     hub: bool = False,
     corrupt: Literal["fatal", "skip"] = "fatal",
@@ -51,6 +53,8 @@ def compare(
         out: folder of the results, default runs/RECIPE; finished runs in it are kept.
         arms: what to train, see `wellcond recipes`; default: the recipe's.
         hypotheses: text file with a line for each thing you expect, written before the run; the report repeats it.
+        max_steps: stop after so many optimizer steps; the learning rate's schedule ends there too.
+        subset: train and test on so many samples each, spread over the data.
         data_dir: folder of the data, where the recipe reads one.
         hub: stream the data from the Hugging Face hub, where the recipe can.
         corrupt: what to do about a training image that cannot be read; skip takes the next one in its place.
@@ -64,8 +68,7 @@ def compare(
     from wellcond.training.console import make_console, narrated, results_table
 
     chosen = _chosen(recipe).from_source(_source(data_dir, hub, corrupt))
-    if seeds < 1 or (epochs is not None and epochs < 1):
-        raise ValueError(f"seeds and epochs count from 1, got seeds={seeds}, epochs={epochs}")
+    _require_counts(seeds=seeds, epochs=epochs, max_steps=max_steps, subset=subset)
     if epochs is not None:
         chosen = dataclasses.replace(chosen, epochs=epochs, steps=None)
     selected = select_arms(chosen.arms if arms is None else [name.strip() for name in arms.split(",")])
@@ -84,6 +87,8 @@ def compare(
             folder,
             command=shlex.join(["wellcond", *sys.argv[1:]]),
             hypotheses=[] if hypotheses is None else hypotheses.read_text(encoding="utf-8").splitlines(),
+            max_steps=max_steps,
+            subset=subset,
             announce=narrator.announce,
             finished=narrator.finished,
         )
@@ -143,14 +148,7 @@ def train(
     chosen = _chosen(recipe).from_source(_source(data_dir, hub, corrupt))
     data = chosen.data()
     (selected,) = select_arms(["conditioned" if conditioned else arm or "baseline"])
-    for name, value in (
-        ("max-steps", max_steps),
-        ("subset", subset),
-        ("save-every", save_every),
-        ("micro-batch", micro_batch),
-    ):
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} counts from 1, got {value}")
+    _require_counts(max_steps=max_steps, subset=subset, save_every=save_every, micro_batch=micro_batch)
     if micro_batch is not None:
         chosen = dataclasses.replace(chosen, micro_batch=micro_batch)
     folder = out or Path("runs") / f"{recipe}-{selected.name}-seed{seed}"
@@ -180,6 +178,12 @@ def train(
         console.print(f"Report:      {write_report(folder)}", soft_wrap=True)
     console.print(f"Checkpoints: {checkpoints_of(folder)}/   Rows: {folder / 'rows.jsonl'}", soft_wrap=True)
     return 0
+
+
+def _require_counts(**values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} counts from 1, got {value}")
 
 
 def _chosen(name: str) -> Recipe:

@@ -27,7 +27,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
         (["train", "tiny", "--conditioned", "--arm", "static"], "--conditioned means --arm conditioned"),
         (["train", "tiny", "--max-steps", "0"], "--max-steps counts from 1, got 0"),
         (["train", "tiny", "--subset", "-1"], "--subset counts from 1, got -1"),
-        (["compare", "tiny", "--seeds", "0"], "count from 1"),
+        (["compare", "tiny", "--seeds", "0"], "--seeds counts from 1"),
     ],
 )
 @pytest.mark.usefixtures("tiny")

@@ -149,3 +149,13 @@ def test_a_loss_that_is_not_finite_names_the_run(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteLoss, match="arm poisoned, seed 4: step 1 was not taken"):
         compare(tiny_recipe(), [Arm("poisoned", "bad weights", poison)], [4], tmp_path, command="x")
     assert not (tmp_path / "results.jsonl").exists()
+
+
+def test_a_shorter_comparison_is_another_experiment(tmp_path: Path) -> None:
+    compare(tiny_recipe(), ARMS[:1], [0], tmp_path, command="x", max_steps=2, subset=32)
+    (line,) = read_lines(tmp_path / "results.jsonl")
+    assert line["curve"][-1]["step"] == 2
+    config = json.loads((tmp_path / "run.json").read_text())["config"]
+    assert (config["max_steps"], config["subset"]) == (2, 32)
+    with pytest.raises(ValueError, match="another experiment"):
+        compare(tiny_recipe(), ARMS[:1], [0], tmp_path, command="x")

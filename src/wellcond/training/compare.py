@@ -69,6 +69,8 @@ def compare(
     *,
     command: str,
     hypotheses: Sequence[str] = (),
+    max_steps: int | None = None,
+    subset: int | None = None,
     announce: Announce | None = None,
     finished: Callable[[RunResult], None] | None = None,
 ) -> list[ArmSummary]:
@@ -81,6 +83,7 @@ def compare(
         folder: where ``run.json``, ``results.jsonl``, ``rows.jsonl``, ``spectra.json`` and ``summary.json`` go.
         command: how to run it again.
         hypotheses: what was expected before the run.
+        max_steps, subset: a shorter training, on fewer samples, see `train_arm`.
         announce, finished: told of progress.
 
     Returns:
@@ -98,7 +101,11 @@ def compare(
     folder.mkdir(parents=True, exist_ok=True)
     done = _resume(folder)
     known = [*arms, *(arm for arm in ARMS if arm not in arms and any(arm.name == name for name, _ in done))]
-    write_run(folder, recipe, known, sorted({*seeds, *(seed for _, seed in done)}), command, hypotheses)
+    shorter = {
+        name: value for name, value in (("max_steps", max_steps), ("subset", subset)) if value is not None
+    }
+    all_seeds = sorted({*seeds, *(seed for _, seed in done)})
+    write_run(folder, recipe, known, all_seeds, command, hypotheses, options=shorter)
     data = recipe.data()
     spectra_file = folder / "spectra.json"
     spectra = json.loads(spectra_file.read_text()) if spectra_file.is_file() else {}
@@ -112,7 +119,16 @@ def compare(
                     announce(name, step, steps)
 
             try:
-                result = train_arm(recipe, data, arm, seed, folder / "trainer", progress)
+                result = train_arm(
+                    recipe,
+                    data,
+                    arm,
+                    seed,
+                    folder / "trainer",
+                    progress,
+                    max_steps=max_steps,
+                    subset=subset,
+                )
             except NonFiniteLoss as error:
                 raise NonFiniteLoss(f"arm {arm.name}, seed {seed}: {error}") from error
             # The line in results.jsonl comes last: a run without it counts as not done, and its rows are dropped.
