@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -42,10 +42,17 @@ class Images(Dataset[dict[str, Tensor]]):
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Training and test samples, never the same ones. Both have a length; items are what a task collates."""
+    """Training and test samples, never the same ones. Both have a length; items are what a task collates.
+
+    Attributes:
+        train, test: the samples.
+        details: what was found in the data and makes results comparable, such as the digest of a vocabulary. It is
+            part of the configuration in ``run.json``: a run folder takes no results of other data.
+    """
 
     train: Dataset[Any]
     test: Dataset[Any]
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def normalised_split(train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor) -> Split:

@@ -17,7 +17,7 @@ from wellcond.statistics import Estimate, estimate, paired_difference, verdict
 from wellcond.tasks import Metric
 from wellcond.training.arms import ARMS, Arm
 from wellcond.training.nonfinite import NonFiniteLoss
-from wellcond.training.records import complete_lines, replace_lines, write_json, write_run
+from wellcond.training.records import complete_lines, found_in, replace_lines, write_json, write_run
 from wellcond.training.run import RunResult, started_processes, train_arm
 
 Announce = Callable[[str, int, int], None]
@@ -105,8 +105,9 @@ def compare(
         name: value for name, value in (("max_steps", max_steps), ("subset", subset)) if value is not None
     }
     all_seeds = sorted({*seeds, *(seed for _, seed in done)})
-    write_run(folder, recipe, known, all_seeds, command, hypotheses, options=shorter)
     data = recipe.data()
+    options = shorter | found_in(data)
+    write_run(folder, recipe, known, all_seeds, command, hypotheses, options=options)
     spectra_file = folder / "spectra.json"
     spectra = json.loads(spectra_file.read_text()) if spectra_file.is_file() else {}
     for seed in seeds:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from wellcond.data import Split
 from wellcond.monitor import append_lines, read_lines
 from wellcond.monitor.sinks import encode
 from wellcond.recipes import Recipe
@@ -39,7 +40,10 @@ def write_run(
         "recipe": recipe.name,
         "title": recipe.title,
         "command": command,
-        "arms": [{"name": a.name, "description": a.description, "leaks": a.leaks} for a in arms],
+        "arms": [
+            {"name": a.name, "description": a.description, "leaks": a.leaks, "control": a.control}
+            for a in arms
+        ],
         "seeds": list(seeds),
         "metric": dataclasses.asdict(recipe.task.metric),
         "versions": {"python": platform.python_version(), **_versions()},
@@ -57,6 +61,15 @@ def write_run(
                     f"give another --out, or delete the folder"
                 )
     write_json(path, record)
+
+
+def found_in(data: Split) -> dict[str, Any]:
+    """The field of the configuration with what was found in the data; none where nothing was said.
+
+    >>> found_in(Split([], [], {"vocabulary": "a1b2"})), found_in(Split([], []))
+    ({'data': {'vocabulary': 'a1b2'}}, {})
+    """
+    return {"data": dict(data.details)} if data.details else {}
 
 
 def complete_lines(path: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from wellcond.training.checkpoints import last_checkpoint, step_of
 from wellcond.training.compare import summarise
 from wellcond.training.engine import Progress, Score
 from wellcond.training.nonfinite import NonFiniteLoss
-from wellcond.training.records import complete_lines, replace_lines, write_json, write_run
+from wellcond.training.records import complete_lines, found_in, replace_lines, write_json, write_run
 from wellcond.training.run import Keeping, RunResult, thinned, total_steps, train_arm
 
 
@@ -76,7 +76,7 @@ def train(
     if is_first_process():
         kept = _rows_until(rows, -1 if start is None else step_of(start))
         folder.mkdir(parents=True, exist_ok=True)
-        options = {"arm": arm.name, "seed": seed, "max_steps": max_steps, "subset": subset}
+        options = {"arm": arm.name, "seed": seed, "max_steps": max_steps, "subset": subset} | found_in(data)
         if start is None:
             (folder / "run.json").unlink(missing_ok=True)
         write_run(folder, recipe, [arm], [seed], command, options=options)
