@@ -62,7 +62,8 @@ def compare(
     import dataclasses
     import time
 
-    from wellcond.report import write_report
+    from wellcond.report import read_run, write_report
+    from wellcond.report.words import verdicts
     from wellcond.training.arms import select_arms
     from wellcond.training.compare import compare as compare_arms
     from wellcond.training.console import make_console, narrated, results_table
@@ -98,6 +99,8 @@ def compare(
         "κ at the start → at the end of training, κ⁺ where κ is infinite; attention: every head's "
         "softmax(QKᵀ/√d)V, mean over all layers."
     )
+    for verdict in verdicts(read_run(folder)):
+        console.print(f"{verdict.head} {verdict.detail}")
     console.print(f"Finished in {time.monotonic() - started:.0f} s.")
     console.print(f"Report: {report_page}", soft_wrap=True)
     console.print(f"Plots:  {folder / 'plots'}/   Rows: {folder / 'rows.jsonl'}", soft_wrap=True)

@@ -50,7 +50,13 @@ def write_run(
         "title": "TEST DATA: a small ViT on invented digits",
         "command": f"wellcond demo --seeds {seeds} --out runs/demo",
         "arms": [
-            {"name": arm, "description": fact[3], "leaks": arm in leaking} for arm, fact in facts.items()
+            {
+                "name": arm,
+                "description": fact[3],
+                "leaks": arm in leaking,
+                "control": arm in ("scaled", "positions"),
+            }
+            for arm, fact in facts.items()
         ],
         "seeds": list(range(seeds)),
         "metric": {"name": "accuracy", "higher_is_better": True, "unit": "%"},

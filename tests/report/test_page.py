@@ -9,7 +9,8 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.report.synthetic import ARMS, write_run
-from wellcond.report import write_report
+from wellcond.report import read_run, write_report
+from wellcond.report.words import verdicts
 
 TWO = ("baseline", "conditioned")
 
@@ -90,8 +91,22 @@ def test_control_that_does_as_well_is_named_in_the_verdict(full):
     verdict = text[
         text.index("conditioned is better than baseline") : text.index("conditioned-tokens is worse")
     ]
-    assert re.search(r"No difference is shown between it and [^.]*positions", verdict)
+    assert "No difference is shown between it and the control positions: this gain is not shown" in verdict
     assert "conditioned against positions" in text
+
+
+def test_control_that_does_better_is_named_in_the_verdict(tmp_path):
+    folder = write_run(tmp_path)
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["metrics"]["accuracy"] += 5.0 if line["arm"] == "positions" else 0.0
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (verdict,) = [v for v in verdicts(read_run(folder)) if v.arm == "conditioned"]
+    assert verdict.head == "conditioned is better than baseline."
+    assert re.search(
+        r"The control positions is better than it, \+\d\.\d+ \(\+\d\.\d+ to \+\d\.\d+\): this gain can be had without",
+        verdict.detail,
+    )
 
 
 def test_page_holds_all_it_promises(full):

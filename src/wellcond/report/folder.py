@@ -18,11 +18,12 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """One way to train: its name, what it does, and whether it lets positions see later ones."""
+    """One way to train: its name, what it does, whether positions see later ones, and whether it is a control."""
 
     name: str
     description: str = ""
     leaks: bool = False
+    control: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

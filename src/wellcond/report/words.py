@@ -35,13 +35,13 @@ def verdicts(run: RunFolder) -> list[Verdict]:
     digits = decimals(run.table.values())
     against = pairs(run)
     return [
-        _verdict(run, arm, run.table[arm.name], digits, _not_told_apart(arm.name, against))
+        _verdict(run, arm, run.table[arm.name], digits, against)
         for arm in run.arms
         if arm.name in run.table and arm.name != run.baseline.name
     ]
 
 
-def _verdict(run: RunFolder, arm: Arm, line: Line, digits: int, alike: list[str]) -> Verdict:
+def _verdict(run: RunFolder, arm: Arm, line: Line, digits: int, against: list[Pair]) -> Verdict:
     name = arm.name + (" (leaks the future)" if arm.leaks else "")
     difference, base, metric = line.difference, run.baseline.name, run.metric.name
     tone = shown(difference, run.metric.higher_is_better)
@@ -73,17 +73,53 @@ def _verdict(run: RunFolder, arm: Arm, line: Line, digits: int, alike: list[str]
     if difference.effect is not None and not math.isnan(difference.effect):
         detail += f", effect size {signed(difference.effect, 1)}"
     detail += "."
-    if tone == "better" and alike:
-        detail += f" No difference is shown between it and {', '.join(alike)}."
+    if tone == "better":
+        detail += _what_others_reach(run, arm, digits, against)
     return Verdict(arm.name, heads[tone], detail, tone)
 
 
-def _not_told_apart(arm: str, against: list[Pair]) -> list[str]:
-    return [
-        pair.second if pair.first == arm else pair.first
-        for pair in against
-        if arm in (pair.first, pair.second) and shown(pair.difference, True) == "open"
-    ]
+def _what_others_reach(run: RunFolder, arm: Arm, digits: int, against: list[Pair]) -> str:
+    """Which arms do as well, and what a control that does as well or better says about a gain."""
+    said, alike = "", []
+    for other in run.arms:
+        difference = _difference(other.name, arm.name, against)
+        if difference is None:
+            continue
+        tone = shown(difference, run.metric.higher_is_better)
+        explains = other.control and not arm.control
+        if explains and tone == "better":
+            interval = _range(difference.low, difference.high, lambda value: signed(value, digits))
+            said += (
+                f" The control {other.name} is better than it, {signed(difference.mean, digits)} ({interval}): "
+                f"this gain can be had without conditioning."
+            )
+        elif explains and tone == "open":
+            said += (
+                f" No difference is shown between it and the control {other.name}: this gain is not shown to come "
+                f"from conditioning."
+            )
+        elif tone == "open":
+            alike.append(other.name)
+    if alike:
+        said += f" No difference is shown between it and {', '.join(alike)}."
+    return said
+
+
+def _difference(first: str, second: str, against: list[Pair]) -> Difference | None:
+    """``first`` minus ``second``; None if they were not compared."""
+    for pair in against:
+        if (pair.first, pair.second) == (first, second):
+            return pair.difference
+        if (pair.first, pair.second) == (second, first):
+            turned = pair.difference
+            return dataclasses.replace(
+                turned,
+                mean=-turned.mean,
+                low=None if turned.high is None else -turned.high,
+                high=None if turned.low is None else -turned.low,
+                effect=None if turned.effect is None else -turned.effect,
+            )
+    return None
 
 
 @dataclasses.dataclass(frozen=True)

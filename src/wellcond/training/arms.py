@@ -25,12 +25,14 @@ class Arm:
         description: one line for people.
         change: what is done to the fresh model, ``change(model, batch)`` with a real batch; None: nothing.
         leaks: whether tokens see later ones although the model is causal.
+        control: whether it changes what conditioning changes besides the condition number, and does not condition.
     """
 
     name: str
     description: str
     change: Change | None = None
     leaks: bool = False
+    control: bool = False
 
     def apply_(self, model: nn.Module, batch: Any) -> None:
         """Change a fresh model in place. ``batch`` is what the model is called with."""
@@ -64,11 +66,12 @@ ARMS = (
         "X + λQ, a fixed code of the position, λ = σ₁ (not in the paper)",
         conditioned(scope="static"),
     ),
-    Arm("scaled", "control: no conditioning, X at the Frobenius norm of X + C", scaled),
+    Arm("scaled", "control: no conditioning, X at the Frobenius norm of X + C", scaled, control=True),
     Arm(
         "positions",
         "control: no conditioning, positions with the share they have in X + C",
         amplify_positions_,
+        control=True,
     ),
 )
 

@@ -6,13 +6,16 @@ that shows how much of a gain is due to it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from wellcond.attach import find_known, place_of
+from wellcond.attach import condition_, find_known, place_of
 from wellcond.running import call_model, undisturbed
+from wellcond.sites import Site
+from wellcond.table import TableConditioner
 from wellcond.tokens import conditioned_tokens, frobenius_ratio
 
 
@@ -37,60 +40,109 @@ class ScaledTokens(nn.Module):
             return scaled.to(x.dtype)
 
 
+class ScaledTable(nn.Module):
+    """x·‖E+C‖_F/‖E‖_F for rows x of an embedding table E: scope "table" without its condition number.
+
+    The ratio is one number for the whole table, a constant of the step: no token sees another one.
+
+    >>> table = nn.Embedding.from_pretrained(torch.diag(torch.tensor([3.0, 1.0])))
+    >>> y = ScaledTable()(table.weight, table)
+    >>> bool(torch.isclose(y.norm(), conditioned_tokens(table.weight).norm())), (y[0, 0] / y[1, 1]).item()
+    (True, 3.0)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conditioner = TableConditioner()
+
+    def forward(self, x: Tensor, table: nn.Embedding, ids: Tensor | None = None) -> Tensor:
+        self.conditioner.refresh(table)
+        with torch.autocast(x.device.type, enabled=False):
+            return (x / self.conditioner.ratio).to(x.dtype)
+
+
 @torch.no_grad()
 def amplify_positions_(model: nn.Module, batch: Any) -> float:
     """Multiply the position embeddings once, so that they have the share that conditioning would give them.
 
     With placement "input" X = T + P (tokens and positions), and X + C = X W with W = I + σ₁ V_r S⁻¹ V_rᵀ:
-    conditioning turns P into P W, whose share of the norm is ‖P W‖_F/‖X W‖_F. The factor a solves
-    ‖aP‖_F/‖T + aP‖_F = that share, both taken over the whole batch.
+    conditioning turns P into P W, whose share of the norm is ‖P W‖_F/‖X W‖_F. On a causal model conditioning is that of
+    the table, T becomes T + C(T), and the share is ‖P‖_F/‖T + C(T) + P‖_F. The factor a solves
+    ‖aP‖_F/‖T + aP‖_F = the share, both taken over the whole batch.
 
     Args:
-        model: a known model with a position embedding that is a parameter ``(1, N, d)``.
+        model: a known model that adds to its tokens a parameter ``(1, N, d)``, or rows of an ``nn.Embedding``.
         batch: real inputs, what the model is called with.
 
     Returns:
         The factor a.
 
     Raises:
-        ValueError: the model adds no position parameter of the shape of its tokens.
+        ValueError: the model adds no positions in that way, or they are zero.
     """
     found = find_known(model)
-    path = found.sites.positions
-    positions = None if path is None else _parameter(found.module, path)
-    kept: list[Tensor] = []
-    place = place_of(found, "input")
-
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
-        kept.append(place.as_tokens(output if place.key is None else output[place.key]).double())
-
+    place, path = place_of(found, "input"), found.sites.positions
     if place.side != "output":
         raise ValueError(f"{type(found.module).__name__} receives its tokens with positions added already")
-    handle = model.get_submodule(place.module).register_forward_hook(keep)
-    try:
-        with undisturbed(model):
-            call_model(model, batch)
-    finally:
-        handle.remove()
-    x = kept[0]
-    if positions is None or positions.shape[-2:] != x.shape[-2:]:
-        shape = None if positions is None else tuple(positions.shape)
+    parameter = None if path is None else _parameter(found.module, path)
+    table = None if found.sites.table is None else Site(found.sites.table).below(found.path)
+    looked_up = path is not None and isinstance(_owner(found.module, path), nn.Embedding)
+    places = [place]
+    if path is not None and table is not None and looked_up:
+        places += [Site(path).below(found.path), table]
+    x, *parts = _outputs(model, batch, places)
+    positions = parts[0].expand_as(x) if parts and parts[0].shape[-2:] == x.shape[-2:] else None
+    if not looked_up and parameter is not None and parameter.shape[-2:] == x.shape[-2:]:
+        positions = parameter.detach().double().expand_as(x)
+    if parts and (positions is None or not torch.allclose(parts[1] + positions, x, rtol=1e-4, atol=1e-6)):
+        positions = None  # something else happens to their sum, such as a normalisation
+    if parameter is None or positions is None:
+        shape = None if parameter is None else tuple(parameter.shape)
         raise ValueError(
-            f"the control 'positions' multiplies a position parameter (1, N, d); {type(found.module).__name__} "
-            f"has {shape} for tokens of shape {tuple(x.shape)}: leave this arm out"
+            f"the control 'positions' multiplies positions that are added to the tokens, a parameter (1, N, d) or rows "
+            f"of a table; {type(found.module).__name__} has {shape} for tokens of shape {tuple(x.shape)}: leave this "
+            f"arm out"
         )
+    if found.sites.causal:
+        with condition_(model):
+            share = float(positions.norm() / _outputs(model, batch, [place])[0].norm())
+    else:
+        share = _position_share(x, positions)
+    factor = _factor(x - positions, positions, share)
+    parameter.mul_(factor)
+    return factor
 
-    p = positions.detach().double().expand_as(x)
-    share = _position_share(x, p)
-    t = x - p
-    # ‖aP‖² = share²·‖T + aP‖², the positive root of a quadratic in a.
+
+def _factor(t: Tensor, p: Tensor, share: float) -> float:
+    """The positive a with ‖aP‖_F = share·‖T + aP‖_F."""
     t2, tp, p2 = (t * t).sum().item(), (t * p).sum().item(), (p * p).sum().item()
     if p2 == 0.0:
         raise ValueError("the position embeddings are zero: no factor gives them a share of the norm")
     a, b, c = (1 - share**2) * p2, -2 * share**2 * tp, -(share**2) * t2
-    factor = float((-b + (b * b - 4 * a * c) ** 0.5) / (2 * a))
-    positions.mul_(factor)
-    return factor
+    return float((-b + (b * b - 4 * a * c) ** 0.5) / (2 * a))
+
+
+def _outputs(model: nn.Module, batch: Any, places: Sequence[Site]) -> list[Tensor]:
+    """What passes at these places in one forward, ``(..., N, d)`` float64; of tables the conditioned rows."""
+    kept: dict[int, Tensor] = {}
+
+    def keeper(i: int) -> Callable[[nn.Module, Any, Any], None]:
+        def keep(module: nn.Module, args: Any, output: Any) -> None:
+            place = places[i]
+            kept[i] = place.as_tokens(output if place.key is None else output[place.key]).double()
+
+        return keep
+
+    handles = [
+        model.get_submodule(place.module).register_forward_hook(keeper(i)) for i, place in enumerate(places)
+    ]
+    try:
+        with undisturbed(model):
+            call_model(model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [kept[i] for i in range(len(places))]
 
 
 def _position_share(x: Tensor, p: Tensor) -> float:
@@ -107,9 +159,14 @@ def _position_share(x: Tensor, p: Tensor) -> float:
     return float(times_w(p).norm() / times_w(x).norm())
 
 
+def _owner(module: nn.Module, path: str) -> Any:
+    """The parameter or the embedding at a dotted path."""
+    owner, _, name = path.rpartition(".")
+    return getattr(module.get_submodule(owner), name)
+
+
 def _parameter(module: nn.Module, path: str) -> Tensor:
     """A parameter, or the weight of an embedding, by its dotted path."""
-    owner, _, name = path.rpartition(".")
-    value = getattr(module.get_submodule(owner), name)
+    value = _owner(module, path)
     parameter: Tensor = value.weight if isinstance(value, nn.Embedding) else value
     return parameter
