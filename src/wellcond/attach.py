@@ -118,6 +118,13 @@ def attach_(
     return _finish(target, target.hook(TokenHook, transform, config))
 
 
+def attach_to_table_(model: nn.Module, transform: nn.Module) -> ConditionHandle:
+    """Put any ``transform(x, table, ids) -> x`` where scope "table" would be; for controls. Raises as `condition_`."""
+    refuse_second(model)
+    target = Target.of(model, "input", None, None)
+    return _finish(target, target.hook(TableHook, transform, None, table_place(target), ready=False))
+
+
 def refuse_second(model: nn.Module) -> None:
     """ValueError if ``model`` is conditioned already."""
     if token_hooks(model):
@@ -191,6 +198,11 @@ def sample_scope(target: Target, config: ConditioningConfig) -> TokenHook:
 
 def table_scope(target: Target, config: ConditioningConfig) -> TokenHook:
     """The token embedding, wherever the model's tokens are read; or the ``nn.Embedding`` named as site."""
+    return target.hook(TableHook, TableConditioner(config), config, table_place(target), ready=False)
+
+
+def table_place(target: Target) -> Site:
+    """Where the rows of the token embedding come out; ValueError where there is none."""
     if target.found is None:
         place = target.place
     elif target.found.sites.table is not None:
@@ -206,7 +218,7 @@ def table_scope(target: Target, config: ConditioningConfig) -> TokenHook:
             f"scope='table' conditions an nn.Embedding, but {place.module!r} is a {type(table).__name__}; name the "
             f"embedding with site="
         )
-    return target.hook(TableHook, TableConditioner(config), config, place, ready=False)
+    return place
 
 
 def static_scope(target: Target, config: ConditioningConfig) -> TokenHook:

@@ -5,10 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 
 import wellcond as wc
 from tests.training.tiny import tiny_data, tiny_model
-from wellcond.training.controls import ScaledTokens, amplify_positions_
+from wellcond.attach import attach_to_table_
+from wellcond.training.controls import ScaledTable, ScaledTokens, amplify_positions_
 
 
 @settings(deadline=None, max_examples=25)
@@ -95,3 +97,66 @@ def test_zero_positions_are_refused() -> None:
     nn.init.zeros_(model.pos_embed)
     with pytest.raises(ValueError, match="position embeddings are zero"):
         amplify_positions_(model, tiny_data().train.pixels[:4])
+
+
+# ------------------------------------------------------------------------------------------- decoders
+
+
+def decoder() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    shape = {"vocab_size": 40, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0)).eval()
+    with torch.no_grad():  # a table as training leaves it, with directions of very different size
+        model.transformer.wte.weight *= torch.logspace(0, -2, 16)
+    return model
+
+
+def ids() -> Tensor:
+    return torch.randint(40, (3, 20), generator=torch.Generator().manual_seed(0))
+
+
+def drop_output(model: GPT2LMHeadModel) -> Tensor:
+    kept: list[Tensor] = []
+    handle = model.transformer.drop.register_forward_hook(lambda m, a, output: kept.append(output))
+    with torch.no_grad():
+        model(ids())
+    handle.remove()
+    return kept[0].double()
+
+
+def test_a_scaled_table_has_the_norm_of_the_conditioned_one_and_does_not_leak() -> None:
+    model = decoder()
+    table = model.transformer.wte.weight.detach().clone()
+    with torch.no_grad():
+        plain = model.transformer.wte(ids())
+        attach_to_table_(model, ScaledTable())
+        rows = model.transformer.wte(ids())
+    ratio = (wc.conditioned_tokens(table).norm() / table.norm()).item()
+    assert ratio > 1.5
+    assert torch.allclose(rows, ratio * plain, rtol=1e-4)
+    assert torch.equal(model.transformer.wte.weight, table)
+    assert wc.leak(model, ids()) == 0.0
+    assert not wc.is_conditioned(model)
+
+
+def test_positions_of_a_decoder_get_the_share_that_its_conditioned_table_leaves_them() -> None:
+    model = decoder()
+    p = model.transformer.wpe.weight[:20].detach().double().expand(3, 20, 16)
+    with wc.condition_(model):
+        share = (p.norm() / drop_output(model).norm()).item()
+    before = model.transformer.wpe.weight.detach().clone()
+
+    factor = amplify_positions_(model, ids())
+
+    assert factor < 1.0, "a conditioned table has larger rows, so positions lose their share"
+    assert torch.allclose(model.transformer.wpe.weight, before * factor)
+    assert (factor * p.norm() / drop_output(model).norm()).item() == pytest.approx(share, rel=1e-4)
+    assert not wc.is_conditioned(model)
+    assert wc.leak(model, ids()) == 0.0
+
+
+def test_positions_that_are_normalised_with_the_tokens_are_refused() -> None:
+    torch.manual_seed(0)
+    model = BertModel(BertConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
+    with pytest.raises(ValueError, match="leave this arm out"):
+        amplify_positions_(model, ids())

@@ -86,6 +86,20 @@ def text_folder(folder: str | os.PathLike[str], pattern: str = "*") -> list[str]
     return documents
 
 
+def documents_in(folder: str | os.PathLike[str]) -> list[str]:
+    """The documents of any folder of text: Jane Austen's R package, the Brown corpus, or plain files.
+
+    Raises:
+        FileNotFoundError, ValueError: as of `jane_austen`, `brown` and `text_folder`.
+    """
+    root = Path(folder)
+    if (root / "data" / "Rdata.rdx").is_file():
+        return jane_austen(root)
+    if (root / "ca01").is_file() and (root / "cr09").is_file():
+        return brown(root)
+    return text_folder(root)
+
+
 def jane_austen(folder: str | os.PathLike[str] = JANE_AUSTEN_FOLDER) -> list[str]:
     """Jane Austen's six novels, 4 MB, from the Debian package r-cran-janeaustenr; each novel is a document.
 

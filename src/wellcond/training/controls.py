@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from wellcond.attach import condition_, find_known, place_of
 from wellcond.running import call_model, undisturbed
-from wellcond.sites import Site
+from wellcond.sites import Found, Site
 from wellcond.table import TableConditioner
 from wellcond.tokens import conditioned_tokens, frobenius_ratio
 
@@ -85,17 +85,7 @@ def amplify_positions_(model: nn.Module, batch: Any) -> float:
     if place.side != "output":
         raise ValueError(f"{type(found.module).__name__} receives its tokens with positions added already")
     parameter = None if path is None else _parameter(found.module, path)
-    table = None if found.sites.table is None else Site(found.sites.table).below(found.path)
-    looked_up = path is not None and isinstance(_owner(found.module, path), nn.Embedding)
-    places = [place]
-    if path is not None and table is not None and looked_up:
-        places += [Site(path).below(found.path), table]
-    x, *parts = _outputs(model, batch, places)
-    positions = parts[0].expand_as(x) if parts and parts[0].shape[-2:] == x.shape[-2:] else None
-    if not looked_up and parameter is not None and parameter.shape[-2:] == x.shape[-2:]:
-        positions = parameter.detach().double().expand_as(x)
-    if parts and (positions is None or not torch.allclose(parts[1] + positions, x, rtol=1e-4, atol=1e-6)):
-        positions = None  # something else happens to their sum, such as a normalisation
+    x, positions = _tokens_and_positions(model, batch, found, place)
     if parameter is None or positions is None:
         shape = None if parameter is None else tuple(parameter.shape)
         raise ValueError(
@@ -113,6 +103,24 @@ def amplify_positions_(model: nn.Module, batch: Any) -> float:
     return factor
 
 
+def _tokens_and_positions(
+    model: nn.Module, batch: Any, found: Found, place: Site
+) -> tuple[Tensor, Tensor | None]:
+    """X and P ``(B, N, d)`` float64 of one forward; P is None unless X = T + P."""
+    path, table = found.sites.positions, found.sites.table
+    owner = None if path is None else _owner(found.module, path)
+    if isinstance(owner, nn.Embedding) and path is not None and table is not None:
+        places = [place, *(Site(inside).below(found.path) for inside in (table, path))]
+        x, t, p = _outputs(model, batch, places)
+        # Something else may happen to their sum, such as a normalisation.
+        added = p.shape[-2:] == x.shape[-2:] and torch.allclose(t + p, x, rtol=1e-4, atol=1e-6)
+        return x, p.expand_as(x) if added else None
+    (x,) = _outputs(model, batch, [place])
+    if not isinstance(owner, torch.Tensor) or owner.shape[-2:] != x.shape[-2:]:
+        return x, None
+    return x, owner.detach().double().expand_as(x)
+
+
 def _factor(t: Tensor, p: Tensor, share: float) -> float:
     """The positive a with ‖aP‖_F = share·‖T + aP‖_F."""
     t2, tp, p2 = (t * t).sum().item(), (t * p).sum().item(), (p * p).sum().item()
@@ -123,7 +131,7 @@ def _factor(t: Tensor, p: Tensor, share: float) -> float:
 
 
 def _outputs(model: nn.Module, batch: Any, places: Sequence[Site]) -> list[Tensor]:
-    """What passes at these places in one forward, ``(..., N, d)`` float64; of tables the conditioned rows."""
+    """What passes at these places in one forward, ``(..., N, d)`` float64."""
     kept: dict[int, Tensor] = {}
 
     def keeper(i: int) -> Callable[[nn.Module, Any, Any], None]:
