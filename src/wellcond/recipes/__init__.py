@@ -4,6 +4,7 @@ from wellcond.recipes.davit_b import DAVIT_B_IMAGENET
 from wellcond.recipes.deit_b import DEIT_B_IMAGENET
 from wellcond.recipes.digits import DIGITS
 from wellcond.recipes.fashion_mnist import FASHION_MNIST
+from wellcond.recipes.gpt2 import GPT2
 from wellcond.recipes.ingredients import Schedule
 from wellcond.recipes.mnist import MNIST
 from wellcond.recipes.recipe import Paper, Recipe, Source
@@ -13,6 +14,6 @@ from wellcond.recipes.xcit_m24 import XCIT_M24_IMAGENET
 
 IMAGENET = (VIT_B_IMAGENET, DEIT_B_IMAGENET, SWIN_B_IMAGENET, XCIT_M24_IMAGENET, DAVIT_B_IMAGENET)
 
-RECIPES = {recipe.name: recipe for recipe in (*DIGITS, *FASHION_MNIST, *MNIST, *IMAGENET)}
+RECIPES = {recipe.name: recipe for recipe in (*DIGITS, *FASHION_MNIST, *MNIST, *GPT2, *IMAGENET)}
 
 __all__ = ["IMAGENET", "RECIPES", "Paper", "Recipe", "Schedule", "Source"]

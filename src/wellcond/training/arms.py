@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from wellcond.attach import attach_, condition_
+from wellcond.attach import attach_, attach_to_table_, condition_, find_known
 from wellcond.config import ConditioningConfig
 from wellcond.static import calibrate_
-from wellcond.training.controls import ScaledTokens, amplify_positions_
+from wellcond.training.controls import ScaledTable, ScaledTokens, amplify_positions_
 
 Change = Callable[[nn.Module, Any], object]
 
@@ -51,20 +51,43 @@ def conditioned(**options: Any) -> Change:
     return change
 
 
+def leaking(model: nn.Module, batch: Any) -> None:
+    """The paper's C on a causal model, from the whole sequence; ValueError on any other, where nothing leaks."""
+    found = find_known(model)
+    if not found.sites.causal:
+        raise ValueError(
+            f"{type(found.module).__name__} is not causal, nothing leaks there: take the arm 'conditioned'"
+        )
+    condition_(model, ConditioningConfig(scope="sample", allow_leak=True))
+
+
 def scaled(model: nn.Module, batch: Any) -> None:
-    """The control `ScaledTokens` where conditioning would be."""
-    attach_(model, ScaledTokens(), None, "input")
+    """The control `ScaledTokens` where conditioning would be; `ScaledTable` on a causal model, which leaks nothing."""
+    if find_known(model).sites.causal:
+        attach_to_table_(model, ScaledTable())
+    else:
+        attach_(model, ScaledTokens(), None, "input")
 
 
 ARMS = (
     Arm("baseline", "the model as it is"),
-    Arm("conditioned", "X + C where tokens enter the first block", conditioned()),
+    Arm(
+        "conditioned",
+        "X + C where tokens enter the first block; on a decoder E + C of its table",
+        conditioned(),
+    ),
     Arm("conditioned-tokens", "X + C before positions are added", conditioned(placement="tokens")),
     Arm("rescaled", "X + C at the Frobenius norm of X", conditioned(rescale="frobenius")),
     Arm(
         "static",
         "X + λQ, a fixed code of the position, λ = σ₁ (not in the paper)",
         conditioned(scope="static"),
+    ),
+    Arm(
+        "conditioned-paper",
+        "on a decoder X + C of the whole sequence, as the paper has it; scored prefix-only too",
+        leaking,
+        leaks=True,
     ),
     Arm("scaled", "control: no conditioning, X at the Frobenius norm of X + C", scaled, control=True),
     Arm(
