@@ -10,12 +10,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def is_distributed(x: object) -> bool:
     """Whether ``x`` is a DTensor, without importing torch.distributed for everybody."""
     return type(x).__name__ == "DTensor"
+
+
+def needs_every_process(model: nn.Module) -> bool:
+    """Whether a forward gathers weights from other processes (FSDP), so that all must run it or none.
+
+    >>> needs_every_process(nn.Linear(2, 2))
+    False
+    """
+    fully_sharded = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
+    return fully_sharded or any(is_distributed(parameter) for parameter in model.parameters())
 
 
 def on_local_batch(

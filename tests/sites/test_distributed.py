@@ -1,5 +1,7 @@
 """Two processes on gloo compute what one does, and what they save loads into a plain model."""
 
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from transformers import TrainerState
 
 import wellcond as wc
 from tests.sites.models import MODELS
 from wellcond.monitor.measuring import unwrapped
+from wellcond.monitor.trainer import MonitorCallback
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")]
 
@@ -56,12 +60,19 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def work(rank: int, folder: Path, models: dict[str, nn.Module]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'store'}",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(minutes=3),
+    )
     try:
         result = {
             "replicated": replicate(rank, models),
             "sharded": shard(rank, NAMES, late=False),
             "sharded, then conditioned": shard(rank, NAMES, late=True),
+            "trained": train_sharded(rank, "timm ViT"),
             "late": attach_late(rank, "timm ViT"),
         }
         if rank == 0:
@@ -123,6 +134,56 @@ def shard(rank: int, names: list[str], *, late: bool) -> dict[str, dict[str, Ten
 @pytest.mark.parametrize("name", NAMES)
 def test_fsdp_equals_one_process(found: dict[str, Any], name: str, order: str) -> None:
     assert_equal_gradients(found[order][name], alone(name))
+
+
+STEPS = 4
+
+
+def train_sharded(rank: int, name: str) -> tuple[list[float], list[Any]]:
+    """Losses of four steps of AdamW, over both processes, and what the monitor's sink was given."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    model = conditioned(name)
+    for layer in model.get_submodule(MODELS[name].layers).children():
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    written: list[Any] = []
+    monitor = wc.ConditioningMonitor(model, every=2, batch=four_samples(name), sink=written.append)
+    callback = MonitorCallback(monitor)
+
+    def after(step: int) -> None:
+        state = TrainerState(global_step=step, is_world_process_zero=rank == 0)
+        callback.on_step_end(None, state, None)  # type: ignore[arg-type]
+
+    losses = steps_of(model, four_samples(name)[2 * rank : 2 * rank + 2], after)
+    together = torch.tensor(losses) / 2
+    dist.all_reduce(together)
+    assert rank == 0 or not written, "only the first process writes"
+    return together.tolist(), written
+
+
+def steps_of(model: nn.Module, x: Tensor, after: Callable[[int], None] = lambda step: None) -> list[float]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for step in range(STEPS):
+        loss = loss_of(model, x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        after(step + 1)
+    return losses
+
+
+def test_a_sharded_training_has_the_losses_of_one_process_and_is_measured(found: dict[str, Any]) -> None:
+    losses, written = found["trained"]
+    expected = steps_of(conditioned("timm ViT"), four_samples("timm ViT"))
+    assert losses[-1] < 0.9 * losses[0]
+    assert losses == pytest.approx(expected, rel=1e-4)
+    assert [rows[0].step for rows in written] == [2, 4]
+    assert all(rows[0].kappa_pinv <= 2.002 for rows in written)
 
 
 def attach_late(rank: int, name: str) -> Any:

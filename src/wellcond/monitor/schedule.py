@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from wellcond.monitor.measuring import measure
 from wellcond.monitor.rows import Row
+from wellcond.sharded import needs_every_process
 
 
 class ConditioningMonitor:
@@ -53,12 +54,17 @@ class ConditioningMonitor:
         self.weights = weights
         self.rows: list[Row] = []
 
-    def after_step(self, step: int, batch: Any = None) -> list[Row]:
+    def after_step(self, step: int, batch: Any = None, *, first_process: bool = True) -> list[Row]:
         """Measure if ``step`` is due; the new rows, empty if it is not. A step is measured once.
+
+        In a distributed run every process may call it. Those that are not the first measure only if the first cannot
+        do it alone (FSDP), and their sinks are not called.
 
         Raises ValueError if there is no batch, here or in the constructor.
         """
         if step % self.every or (self.rows and self.rows[-1].step >= step):
+            return []
+        if not first_process and not needs_every_process(self.model):
             return []
         chosen = self.batch if batch is None else batch
         if chosen is None:
@@ -67,7 +73,7 @@ class ConditioningMonitor:
             )
         rows = measure(self.model, first_samples(chosen, self.samples), step=step, weights=self.weights)
         self.rows += rows
-        if self.sink is not None:
+        if self.sink is not None and first_process:
             self.sink(rows)
         return rows
 

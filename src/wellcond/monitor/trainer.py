@@ -10,7 +10,7 @@ from wellcond.monitor.schedule import ConditioningMonitor
 
 
 class MonitorCallback(TrainerCallback):
-    """Measures at the start and after optimizer steps; in a distributed run only the first process keeps rows.
+    """Measures at the start and after optimizer steps; in a distributed run the first process writes rows.
 
     A run that goes on from a checkpoint does not measure at its start, because that step was measured before it.
 
@@ -34,5 +34,4 @@ class MonitorCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if state.is_world_process_zero:
-            self.monitor.after_step(state.global_step)
+        self.monitor.after_step(state.global_step, first_process=state.is_world_process_zero)
