@@ -11,9 +11,17 @@ from typing import Any
 from wellcond.report.compared import difference_unit
 from wellcond.report.folder import RunFolder, read_run
 from wellcond.report.kappas import QUANTITIES, Panel, panels
-from wellcond.report.plots import Plot, bar_plots, curve_plots, kappa_plots, result_plots, spectrum_plots
+from wellcond.report.plots import (
+    Plot,
+    bar_plots,
+    curve_plots,
+    kappa_plots,
+    prefix_plots,
+    result_plots,
+    spectrum_plots,
+)
 from wellcond.report.style import DARK, LIGHT, file_names, marks, png
-from wellcond.report.words import cells, pair_cells, verdicts
+from wellcond.report.words import cells, pair_cells, prefix_cells, verdicts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +84,7 @@ def write_report(folder: str | Path) -> Path:
         "verdicts": verdicts(run),
         "cells": cells(run, measured),
         "pairs": pair_cells(run),
+        "prefixes": prefix_cells(run),
         "quantities": QUANTITIES,
         "symbols": dict.fromkeys(QUANTITIES, "κ") | {data.quantity: data.symbol for data in measured},
         "difference_unit": difference_unit(run.metric),
@@ -106,7 +115,7 @@ def sections(run: RunFolder, measured: list[Panel]) -> list[Section]:
         "κ = σ₁/σₙ; lower is better conditioned, 1 is perfect. Means over the samples of the measured batch"
     )
     parts: list[tuple[str, str, str, Iterable[Plot]]] = [
-        ("result", "Result", "", result_plots(run)),
+        ("result", "Result", "", [*result_plots(run), *prefix_plots(run)]),
         ("curves", "Learning curves", "The results hold no learning curve.", curve_plots(run)),
         ("kappa", "κ over training", why, kappa_plots(run, measured)),
         ("bars", "κ averaged over training", why, bar_plots(run, measured)),
@@ -119,7 +128,7 @@ def sections(run: RunFolder, measured: list[Panel]) -> list[Section]:
     ]
     texts = {
         "kappa": f"{mean} and, for attention, over heads (and layers) of softmax(QKᵀ/√d)V.",
-        "bars": "The three groups of bars of the paper's Figure 2. All three figures share one axis.",
+        "bars": "The three groups of bars of the paper's Figures 2, 3 and 4. All three figures share one axis.",
         "spectra": "One real sample at the place where the correction is added. All figures share one axis.",
     }
     drawn = {id: list(plots) for id, _, _, plots in parts}

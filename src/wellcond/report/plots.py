@@ -20,6 +20,7 @@ from wellcond.report.compared import (
 from wellcond.report.folder import Result, RunFolder
 from wellcond.report.kappas import Array, Panel
 from wellcond.report.measured import spectrum_figure
+from wellcond.report.prefix import prefix_figure, prefix_lines
 from wellcond.report.style import Mark, Theme, marks, short
 
 
@@ -70,6 +71,21 @@ def result_plots(run: RunFolder) -> Iterator[Plot]:
                 unit=", ".join(filter(None, [difference_unit(metric), better])), zero=True, theme=theme,
             ),
         )  # fmt: skip
+
+
+def prefix_plots(run: RunFolder) -> Iterator[Plot]:
+    """Whole and prefix-only loss of every arm, where runs were scored from prefixes."""
+    lines = prefix_lines(run)
+    if lines:
+        values = ", ".join(
+            f"{line.arm.name} {short(line.whole.mean)} and {short(line.prefix.mean)}" for line in lines
+        )
+        yield Plot(
+            "prefix",
+            "Loss at the same positions with the whole block in the model and from the prefix alone, means over seeds.",
+            f"loss from whole blocks and from prefixes alone: {values}",
+            lambda theme: prefix_figure(lines, theme=theme),
+        )
 
 
 def curve_plots(run: RunFolder) -> Iterator[Plot]:
@@ -127,7 +143,7 @@ def kappa_plots(run: RunFolder, panels: list[Panel]) -> Iterator[Plot]:
 
 
 def bar_plots(run: RunFolder, panels: list[Panel]) -> Iterator[Plot]:
-    """The bars of the paper's Figure 2, a figure per quantity, all on one scale."""
+    """The bars of the paper's Figures 2 to 4, a figure per quantity, all on one scale."""
     whiskers = "." if _one_seed(run) else "; whiskers reach from the smallest seed to the largest."
     means = [float(seeds.mean()) for data in panels for seeds in data.averages().values()]
     limit = max((mean for mean in means if np.isfinite(mean)), default=10.0)

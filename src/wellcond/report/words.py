@@ -11,7 +11,9 @@ from wellcond.report.compared import difference_unit
 from wellcond.report.folder import Arm, Difference, Line, RunFolder
 from wellcond.report.kappas import QUANTITIES, Panel
 from wellcond.report.pairs import Pair, pairs
+from wellcond.report.prefix import prefix_lines
 from wellcond.report.style import short
+from wellcond.statistics import Estimate
 
 NO_INTERVAL = "one seed: no interval"
 
@@ -66,6 +68,8 @@ def _verdict(run: RunFolder, arm: Arm, line: Line, digits: int, against: list[Pa
         "worse": f"{name} is worse than {base}.",
         "open": f"{name}: no difference to {base} shown at 95 %.",
     }
+    if arm.leaks and (line_alone := _prefix_difference(run, arm)) is not None:
+        return _verdict_alone(arm.name, name, base, f"{metric.capitalize()} {size}", line_alone, digits)
     detail = (
         f"{metric.capitalize()} {size}, 95 % interval {signed(difference.low, digits)} to "
         f"{signed(difference.high, digits)}, {difference.n or line.n} paired seeds"
@@ -76,6 +80,61 @@ def _verdict(run: RunFolder, arm: Arm, line: Line, digits: int, against: list[Pa
     if tone == "better":
         detail += _what_others_reach(run, arm, digits, against)
     return Verdict(arm.name, heads[tone], detail, tone)
+
+
+def _prefix_difference(run: RunFolder, arm: Arm) -> Estimate | None:
+    """Prefix-only loss minus the baseline's, where there is an interval."""
+    found = next((line.difference for line in prefix_lines(run) if line.arm == arm), None)
+    return None if found is None or found.low is None else found
+
+
+def _verdict_alone(arm: str, name: str, base: str, whole: str, alone: Estimate, digits: int) -> Verdict:
+    """The verdict of an arm that leaks: from its prefix-only loss, since the other is not that of a causal model."""
+    tone = shown(Difference(alone.mean, alone.low, alone.high), higher_is_better=False)
+    heads = {
+        "better": f"{name} is better than {base} when it is scored from prefixes alone.",
+        "worse": f"{name} is worse than {base} when it is scored from prefixes alone.",
+        "open": f"{name}: no difference to {base} shown at 95 % when it is scored from prefixes alone.",
+    }
+    interval = _range(alone.low, alone.high, lambda value: signed(value, digits))
+    detail = (
+        f"Prefix-only loss {signed(alone.mean, digits)} nats, 95 % interval {interval}, {alone.n} paired seeds. "
+        f"{whole} with later tokens in view says nothing."
+    )
+    return Verdict(arm, heads[tone], detail, tone)
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefixCells:
+    """One line of the table of prefix-only losses, ready to print."""
+
+    arm: Arm
+    whole: str
+    prefix: str
+    gap: str
+    gap_interval: str
+    difference: str
+    interval: str
+
+
+def prefix_cells(run: RunFolder) -> list[PrefixCells]:
+    """Whole and prefix-only loss of every arm; empty where no run was scored from prefixes."""
+
+    def plus(value: float | None) -> str:
+        return signed(value, 3)
+
+    return [
+        PrefixCells(
+            line.arm,
+            plain(line.whole.mean, 3),
+            plain(line.prefix.mean, 3),
+            plus(line.gap.mean),
+            _range(line.gap.low, line.gap.high, plus),
+            "" if line.difference is None else plus(line.difference.mean),
+            "" if line.difference is None else _range(line.difference.low, line.difference.high, plus),
+        )
+        for line in prefix_lines(run)
+    ]
 
 
 def _what_others_reach(run: RunFolder, arm: Arm, digits: int, against: list[Pair]) -> str:
