@@ -48,11 +48,13 @@ class Split:
         train, test: the samples.
         details: what was found in the data and makes results comparable, such as the digest of a vocabulary. It is
             part of the configuration in ``run.json``: a run folder takes no results of other data.
+        tokenizer: of transformers, which every checkpoint takes along; None: there is none.
     """
 
     train: Dataset[Any]
     test: Dataset[Any]
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tokenizer: Any = None
 
 
 def normalised_split(train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor) -> Split:

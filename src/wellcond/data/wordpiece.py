@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -165,3 +166,12 @@ def pack(tokenizer: Any, documents: Iterable[str], length: int) -> Packed:
     if count == 0:
         raise ValueError(f"{len(row)} tokens do not fill a sequence of {length}: give more text")
     return Packed(row[: count * length].reshape(count, length))
+
+
+def digest(tokenizer: Any) -> str:
+    """What two vocabularies share only if they write every text alike; losses are comparable only then.
+
+    >>> digest(train_wordpiece(["a b"], 7)) == digest(train_wordpiece(["a b"], 7))
+    True
+    """
+    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()[:16]

@@ -1,5 +1,6 @@
 """Experiments, one typed file for each data set or published recipe."""
 
+from wellcond.recipes.crammed_bert import CRAMMED_BERT
 from wellcond.recipes.davit_b import DAVIT_B_IMAGENET
 from wellcond.recipes.deit_b import DEIT_B_IMAGENET
 from wellcond.recipes.digits import DIGITS
@@ -14,6 +15,6 @@ from wellcond.recipes.xcit_m24 import XCIT_M24_IMAGENET
 
 IMAGENET = (VIT_B_IMAGENET, DEIT_B_IMAGENET, SWIN_B_IMAGENET, XCIT_M24_IMAGENET, DAVIT_B_IMAGENET)
 
-RECIPES = {recipe.name: recipe for recipe in (*DIGITS, *FASHION_MNIST, *MNIST, *GPT2, *IMAGENET)}
+RECIPES = {recipe.name: recipe for recipe in (*DIGITS, *FASHION_MNIST, *MNIST, *GPT2, *CRAMMED_BERT, *IMAGENET)}
 
 __all__ = ["IMAGENET", "RECIPES", "Paper", "Recipe", "Schedule", "Source"]

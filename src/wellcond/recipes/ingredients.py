@@ -50,6 +50,33 @@ class Schedule:
         return self.floor + (peak - self.floor) * (1 + math.cos(math.pi * share)) / 2
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Triangle:
+    """A one-cycle schedule of two straight lines: up to the peak, then down to 0.
+
+    Source: ``budget-triangle2`` of https://github.com/JonasGeiping/cramming (backend/optimizers/schedulers.py), whose
+    numbers are the defaults; ``Triangle(start=0, top=0.5)`` is ``budget-one-cycle`` there.
+
+    Attributes:
+        start: share of the peak that it begins with.
+        top: share of the training after which the peak is reached.
+
+    >>> schedule = Triangle()
+    >>> [round(schedule.rate(step, steps=40, epochs=1, peak=1.0), 3) for step in (0, 15, 30, 35, 40)]
+    [0.25, 0.625, 1.0, 0.5, 0.0]
+    """
+
+    start: float = 0.25
+    top: float = 0.75
+
+    def rate(self, step: int, *, steps: int, epochs: float, peak: float) -> float:
+        """The learning rate of optimizer step ``step`` of ``steps``, counted from 0."""
+        share = step / steps
+        if share < self.top:
+            return peak * (self.start + (1 - self.start) * share / self.top)
+        return peak * (1 - share) / (1 - self.top)
+
+
 def decay_groups(model: nn.Module, weight_decay: float, exempt: tuple[str, ...]) -> list[dict[str, Any]]:
     """Parameter groups for AdamW: no decay of parameters with one dimension, of biases and of those named.
 

@@ -18,7 +18,10 @@ from wellcond.tasks import Metric
 from wellcond.training.arms import ARMS, Arm
 from wellcond.training.nonfinite import NonFiniteLoss
 from wellcond.training.records import complete_lines, found_in, replace_lines, write_json, write_run
-from wellcond.training.run import RunResult, started_processes, train_arm
+from wellcond.training.run import Keeping, RunResult, started_processes, train_arm
+
+AT_THE_END = 10**9
+"""Optimizer steps between checkpoints where only the one of the last step is wanted."""
 
 Announce = Callable[[str, int, int], None]
 """Called with (which run, steps done, steps in all)."""
@@ -71,6 +74,7 @@ def compare(
     hypotheses: Sequence[str] = (),
     max_steps: int | None = None,
     subset: int | None = None,
+    weights: Path | None = None,
     announce: Announce | None = None,
     finished: Callable[[RunResult], None] | None = None,
 ) -> list[ArmSummary]:
@@ -84,6 +88,7 @@ def compare(
         command: how to run it again.
         hypotheses: what was expected before the run.
         max_steps, subset: a shorter training, on fewer samples, see `train_arm`.
+        weights: keep the checkpoint at the end of every run, in ``weights/ARM/SEED``; None: none is kept.
         announce, finished: told of progress.
 
     Returns:
@@ -125,10 +130,11 @@ def compare(
                     data,
                     arm,
                     seed,
-                    folder / "trainer",
+                    folder / "trainer" if weights is None else weights / arm.name / str(seed),
                     progress,
                     max_steps=max_steps,
                     subset=subset,
+                    keeping=Keeping(save_every=None if weights is None else AT_THE_END),
                 )
             except NonFiniteLoss as error:
                 raise NonFiniteLoss(f"arm {arm.name}, seed {seed}: {error}") from error

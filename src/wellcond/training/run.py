@@ -292,6 +292,7 @@ def train_arm(
         data_collator=recipe.task.collate,
         train_dataset=training,
         eval_dataset=test,
+        processing_class=data.tokenizer,
     )
     trainer.remove_callback(PrinterCallback)
     monitor = ConditioningMonitor(
