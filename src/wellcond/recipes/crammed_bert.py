@@ -1,7 +1,7 @@
 """Crammed BERT: pretraining by masked language modelling, at the published size and as a small one on a CPU.
 
-Sources: [cramming] https://github.com/JonasGeiping/cramming, its files ``arch/crammed-bert.yaml``, ``train/bert-o4.yaml``
-and ``train/optim/adam.yaml`` under ``cramming/config``.
+Sources: [cramming] https://github.com/JonasGeiping/cramming, in its folder cramming/config the files
+arch/crammed-bert.yaml, train/bert-o4.yaml and train/optim/adam.yaml.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ CRAMMED_BERT_PYDOC = Recipe(
     task=MaskedLanguageModel(masking=PYDOC_MASKING),
     epochs=20,
     batch_size=16,
-    learning_rate=3e-3,
+    learning_rate=6e-3,
     betas=(0.9, 0.98),
     weight_decay=0.01,
     exempt=(),

@@ -23,8 +23,8 @@ class MaskedLanguageModel:
     positions ``(B, N, vocabulary)`` or of those with a label alone ``(M, vocabulary)``, sequence by sequence.
 
     Scores: ``loss``, the mean cross-entropy of all predictions in nats, and ``accuracy`` in %. A tenth of the
-    predictions is of tokens that are visible (the 80/10/10 rule), so the loss lies below that of hidden tokens alone; it
-    is comparable within one vocabulary only.
+    predictions is of tokens that are visible (the 80/10/10 rule), so the loss lies below that of hidden tokens alone.
+    It is comparable within one vocabulary only.
 
     Attributes:
         masking: the rule.
