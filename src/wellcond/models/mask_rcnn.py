@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from wellcond.models.xcit_positions import use_own_positions_
 from wellcond.models.xcit_pyramid import TokenPyramid
 
 
@@ -17,6 +18,7 @@ def mask_rcnn(
     *,
     box_features: int = 1024,
     mask_widths: Sequence[int] = (256, 256, 256, 256),
+    own_positions: bool = True,
     **options: Any,
 ) -> nn.Module:
     """torchvision's `MaskRCNN` on the pyramid's levels.
@@ -29,6 +31,8 @@ def mask_rcnn(
         classes: of objects, the background not counted; labels go from 1 to ``classes``.
         box_features: width of the two layers of the box head.
         mask_widths: channels of the convolutions of the mask head.
+        own_positions: an XCiT counts positions over each image's own size, see `OwnPositions`; False: over the
+            padded batch, as XCiT's own detectors do. Other models are left alone.
         options: further arguments of `torchvision.models.detection.MaskRCNN`. Unless given: one anchor size a level,
             8 strides long, in three shapes; pooling with as many samples as a bin has pixels.
 
@@ -53,17 +57,22 @@ def mask_rcnn(
         mask_predictor=MaskRCNNPredictor(width, width, classes + 1),
         **given,
     )
-    return model
+    return _positioned(model, backbone, own_positions)
 
 
 def faster_rcnn(
-    backbone: TokenPyramid, classes: int, *, box_features: int = 1024, **options: Any
+    backbone: TokenPyramid,
+    classes: int,
+    *,
+    box_features: int = 1024,
+    own_positions: bool = True,
+    **options: Any,
 ) -> nn.Module:
     """torchvision's `FasterRCNN`, for data with boxes and no masks; arguments and errors as of `mask_rcnn`."""
     from torchvision.models.detection import FasterRCNN
 
     model: nn.Module = FasterRCNN(backbone, **(_for_boxes(backbone, classes, box_features) | options))
-    return model
+    return _positioned(model, backbone, own_positions)
 
 
 def roi_pool(backbone: TokenPyramid, output_size: int, **options: Any) -> nn.Module:
@@ -98,6 +107,14 @@ def roi_pool(backbone: TokenPyramid, output_size: int, **options: Any) -> nn.Mod
     )
     module: nn.Module = pool
     return module
+
+
+def _positioned(model: nn.Module, backbone: TokenPyramid, own: bool) -> nn.Module:
+    from timm.models.xcit import Xcit
+
+    if own and isinstance(backbone.body, Xcit) and backbone.body.pos_embed is not None:
+        use_own_positions_(model, backbone.body)
+    return model
 
 
 def _for_boxes(backbone: TokenPyramid, classes: int, features: int) -> dict[str, Any]:
