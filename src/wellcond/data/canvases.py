@@ -63,6 +63,15 @@ class Canvases(Dataset[dict[str, Tensor]]):
                 f"make canvases larger or digits smaller"
             )
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return NAMES
+
+    @property
+    def draws(self) -> bool:
+        """A canvas is the same whenever it is made."""
+        return False
+
     def __len__(self) -> int:
         return self.count
 

@@ -76,6 +76,15 @@ class CocoImages(Dataset[dict[str, Tensor]]):
         self.transform = transform
         self.label_of = {id: label for label, id in enumerate(annotations.categories, 1)}
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.annotations.categories.values())
+
+    @property
+    def draws(self) -> bool:
+        """Whether items are changed at random."""
+        return self.transform is not None
+
     def __len__(self) -> int:
         return len(self.annotations.records)
 

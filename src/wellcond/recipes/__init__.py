@@ -7,6 +7,7 @@ from wellcond.recipes.digits import DIGITS
 from wellcond.recipes.fashion_mnist import FASHION_MNIST
 from wellcond.recipes.gpt2 import GPT2
 from wellcond.recipes.ingredients import Schedule
+from wellcond.recipes.maskrcnn_digits import MASKRCNN_DIGITS
 from wellcond.recipes.mnist import MNIST
 from wellcond.recipes.recipe import Paper, Recipe, Source
 from wellcond.recipes.swin_b import SWIN_B_IMAGENET
@@ -15,6 +16,9 @@ from wellcond.recipes.xcit_m24 import XCIT_M24_IMAGENET
 
 IMAGENET = (VIT_B_IMAGENET, DEIT_B_IMAGENET, SWIN_B_IMAGENET, XCIT_M24_IMAGENET, DAVIT_B_IMAGENET)
 
-RECIPES = {recipe.name: recipe for recipe in (*DIGITS, *FASHION_MNIST, *MNIST, *GPT2, *CRAMMED_BERT, *IMAGENET)}
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (*DIGITS, *FASHION_MNIST, *MNIST, *GPT2, *CRAMMED_BERT, MASKRCNN_DIGITS, *IMAGENET)
+}
 
 __all__ = ["IMAGENET", "RECIPES", "Paper", "Recipe", "Schedule", "Source"]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from wellcond.tasks.task import Metric, Scored
 
@@ -23,6 +23,12 @@ SUMMARY = {
     "map_large": "ap_large",
 }
 """torchmetrics' names of COCO's average precisions, and ours."""
+
+EXAMPLES = 4
+"""Test images that are kept to be looked at."""
+
+CERTAIN = 0.5
+"""Detections with a lower score are not shown."""
 
 NO_SUCH_OBJECTS = -1
 """What COCO's evaluation says of a size that no object has."""
@@ -121,23 +127,77 @@ class Detection:
     def final_scores(self, model: nn.Module, test: Dataset[Any]) -> dict[str, float]:
         return {}
 
+    def examples(self, model: nn.Module, test: Dataset[Any]) -> list[dict[str, Any]]:
+        """The first images, what was found in them with a score of a half or more, and what is there.
+
+        An image is a PNG in base64; boxes are lists of corners; masks are compressed runs as COCO's results have them.
+        """
+        device = next(model.parameters()).device
+        names = class_names(test)
+        shown = []
+        for index in range(min(EXAMPLES, len(test))):  # type: ignore[arg-type]
+            item = test[index]
+            batch = self.collate([item])
+            images = [image.to(device) for image in batch["images"]]
+            (judged,) = self.scored(model(images), batch)
+            certain = [i for i, score in enumerate(judged.found["scores"].tolist()) if score >= CERTAIN]
+            shown.append(
+                {
+                    "image": as_png(item["image"]),
+                    "found": _listed(judged.found, certain, names),
+                    "there": _listed(judged.there, range(len(judged.there["labels"])), names),
+                }
+            )
+        return shown
+
     def _kinds(self) -> tuple[str, ...]:
         return ("box", "mask") if self.masks else ("box",)
+
+
+def class_names(samples: Any) -> Sequence[str]:
+    """The names of a data set's classes, label 1 the first; those of the whole where this is a subset."""
+    whole: Any = samples.dataset if isinstance(samples, Subset) else samples
+    names: Sequence[str] = whole.names
+    return names
+
+
+def as_png(image: Tensor) -> str:
+    """An image ``(1 or 3, H, W)`` from 0 to 1 as a PNG file in base64."""
+    from torchvision.io import encode_png
+
+    data = encode_png((image.clamp(0, 1) * 255).round().to(torch.uint8).cpu())
+    return base64.b64encode(data.numpy().tobytes()).decode("ascii")
+
+
+def _listed(objects: Mapping[str, Any], which: Iterable[int], names: Sequence[str]) -> list[dict[str, Any]]:
+    listed = []
+    for i in which:
+        entry: dict[str, Any] = {
+            "name": names[int(objects["labels"][i]) - 1],
+            "box": [round(edge, 2) for edge in objects["boxes"][i].tolist()],
+        }
+        if "scores" in objects:
+            entry["score"] = round(float(objects["scores"][i]), 4)
+        if "masks" in objects:
+            mask = objects["masks"][i]
+            entry["mask"] = {"size": mask["size"], "counts": mask["counts"].decode("ascii")}
+        listed.append(entry)
+    return listed
 
 
 class AveragePrecision:
     """COCO's average precisions in %, by torchmetrics and faster-coco-eval.
 
     ``box_ap`` is the mean over classes and IoU from 0.5 to 0.95; ``box_ap50`` and ``box_ap75`` at one IoU;
-    ``box_ap_small``, ``_medium``, ``_large`` of objects below 32², below 96² and above, nan where no object has that
-    size. The same of masks with ``mask_``. Without any detection they are 0; detections that lie on a crowd region
+    ``box_ap_small``, ``_medium``, ``_large`` of objects below 32², below 96² and above, left out where no object has
+    that size. The same of masks with ``mask_``. Without any detection they are 0; detections that lie on a crowd region
     count neither way, as in COCO's own evaluation.
 
     >>> scorer = AveragePrecision(masks=False)
     >>> box, label = torch.tensor([[0.0, 0.0, 10.0, 10.0]]), torch.tensor([1])
     >>> there = {"boxes": box, "labels": label, "iscrowd": label * 0, "area": torch.tensor([100.0])}
     >>> scorer.update([Judged({"boxes": box, "labels": label, "scores": torch.tensor([0.9])}, there)])
-    >>> {name: round(value) for name, value in scorer.compute().items() if value == value}
+    >>> {name: round(value) for name, value in scorer.compute().items()}
     {'box_ap': 100, 'box_ap50': 100, 'box_ap75': 100, 'box_ap_small': 100}
     """
 
@@ -172,17 +232,14 @@ class AveragePrecision:
         values = self.metric.compute()
         prefixes = {"box": "bbox_", "mask": "segm_"} if self.masks else {"box": ""}
         return {
-            f"{kind}_{ours}": _percent(float(values[prefix + theirs]))
+            f"{kind}_{ours}": 100 * float(values[prefix + theirs])
             for kind, prefix in prefixes.items()
             for theirs, ours in SUMMARY.items()
+            if values[prefix + theirs] != NO_SUCH_OBJECTS
         }
 
     def _decoded(self, objects: Mapping[str, Any]) -> dict[str, Any]:
         return dict(objects) | {"masks": expanded(objects["masks"])} if self.masks else dict(objects)
-
-
-def _percent(value: float) -> float:
-    return math.nan if value == NO_SUCH_OBJECTS else 100.0 * value
 
 
 def compressed(masks: Tensor) -> list[dict[str, Any]]:

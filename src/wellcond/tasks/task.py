@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,14 @@ class Task(Protocol):
 
     def final_scores(self, model: nn.Module, test: Dataset[Any]) -> dict[str, float]:
         """Further scores, once, of the trained model in eval mode; ``{}`` if there are none."""
+
+
+@runtime_checkable
+class Illustrated(Protocol):
+    """A task whose results can be looked at; the report draws them."""
+
+    def examples(self, model: nn.Module, test: Dataset[Any]) -> list[dict[str, Any]]:
+        """What the trained model, in eval mode, makes of the first test samples, as JSON can hold it."""
 
 
 class Means:

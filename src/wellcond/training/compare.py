@@ -84,7 +84,8 @@ def compare(
         recipe: the experiment.
         arms: the first, or the one named baseline, is what the others are compared with.
         seeds: paired: an arm's run and the baseline's share weights and order of data.
-        folder: where ``run.json``, ``results.jsonl``, ``rows.jsonl``, ``spectra.json`` and ``summary.json`` go.
+        folder: where ``run.json``, ``results.jsonl``, ``rows.jsonl``, ``spectra.json`` and ``summary.json`` go,
+            and ``examples.json`` where the task has something to look at.
         command: how to run it again.
         hypotheses: what was expected before the run.
         max_steps, subset: a shorter training, on fewer samples, see `train_arm`.
@@ -115,6 +116,8 @@ def compare(
     write_run(folder, recipe, known, all_seeds, command, hypotheses, options=options)
     spectra_file = folder / "spectra.json"
     spectra = json.loads(spectra_file.read_text()) if spectra_file.is_file() else {}
+    examples_file = folder / "examples.json"
+    examples = json.loads(examples_file.read_text()) if examples_file.is_file() else {}
     for seed in seeds:
         for arm in arms:
             if (arm.name, seed) in done:
@@ -142,6 +145,9 @@ def compare(
             JsonLines(folder / "rows.jsonl", arm=arm.name, seed=seed)(result.rows)
             spectra.setdefault(arm.name, result.spectra)
             write_json(spectra_file, spectra)
+            if result.examples and arm.name not in examples:
+                examples[arm.name] = result.examples
+                write_json(examples_file, examples)
             append_lines(folder / "results.jsonl", [result.line()])
             if finished is not None:
                 finished(result)

@@ -20,6 +20,7 @@ from wellcond.monitor import ConditioningMonitor, Row
 from wellcond.monitor.trainer import MonitorCallback
 from wellcond.recipes import Recipe
 from wellcond.running import undisturbed
+from wellcond.tasks import Illustrated
 from wellcond.training.arms import Arm
 from wellcond.training.checkpoints import discard_unfinished, read_conditioning_, step_of
 from wellcond.training.engine import (
@@ -55,6 +56,7 @@ class RunResult:
         peak_memory_mb: of the accelerator; None on a CPU.
         rows: the measurements.
         spectra: singular values of one test sample's tokens at the end, see `token_spectra`.
+        examples: what the trained model makes of the first test samples, where the task can show it.
     """
 
     arm: str
@@ -65,11 +67,12 @@ class RunResult:
     peak_memory_mb: float | None
     rows: list[Row]
     spectra: dict[str, list[float] | None]
+    examples: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def line(self) -> dict[str, Any]:
         """The fields of ``results.jsonl``."""
         fields = dataclasses.asdict(self)
-        del fields["rows"], fields["spectra"]
+        del fields["rows"], fields["spectra"], fields["examples"]
         return fields
 
 
@@ -320,6 +323,7 @@ def train_arm(
         scores |= trainer.evaluate_average()
         with undisturbed(model):
             scores |= recipe.task.final_scores(model, test)
+            examples = recipe.task.examples(model, test) if isinstance(recipe.task, Illustrated) else []
     return RunResult(
         arm=arm.name,
         seed=seed,
@@ -329,4 +333,5 @@ def train_arm(
         peak_memory_mb=torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
         rows=monitor.rows,
         spectra=token_spectra(model, monitor.batch),
+        examples=examples,
     )

@@ -105,6 +105,8 @@ def train(
         raise NonFiniteLoss(f"{error} Last good checkpoint: {good or 'none yet'}") from error
     if is_first_process():
         write_json(folder / "spectra.json", {arm.name: result.spectra})
+        if result.examples:
+            write_json(folder / "examples.json", {arm.name: result.examples})
         append_lines(results, [result.line()])
         write_json(
             folder / "summary.json",
