@@ -36,6 +36,8 @@ class Sequences(Dataset[dict[str, Tensor]]):
     {'input_ids': tensor([3, 1]), 'labels': tensor(1)}
     """
 
+    draws = False  # items take no random numbers
+
     def __init__(
         self, ids: Sequence[Ids], labels: Sequence[int] | Tensor, other_ids: Sequence[Ids] | None = None
     ) -> None:
@@ -131,6 +133,8 @@ class Pixels(Dataset[dict[str, Tensor]]):
     >>> Pixels(np.array([[[0, 255], [7, 0]]], np.uint8), np.array([3]))[0]
     {'input_ids': tensor([  1, 256,   8,   1]), 'labels': tensor(3)}
     """
+
+    draws = False  # items take no random numbers
 
     def __init__(self, images: npt.NDArray[np.uint8], labels: npt.NDArray[Any]) -> None:
         if images.ndim != 3 or images.dtype != np.uint8 or len(images) != len(labels):
