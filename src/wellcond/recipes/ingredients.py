@@ -77,6 +77,98 @@ class Triangle:
         return peak * (1 - share) / (1 - self.top)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchRamp:
+    """Batches that grow in proportion to the budget spent, in whole micro-batches, up to the full batch.
+
+    The budget is counted in micro-batches, which all cost the same. Source: ``schedule_batch_size`` of
+    https://github.com/JonasGeiping/cramming (backend/torch_default.py), which reads a clock in place of counting. It
+    multiplies by the share where its own comment, "training reaches the target at 60% of the total budget", says to
+    divide; here the comment is followed.
+
+    Attributes:
+        share: of the budget after which the batch is full.
+
+    >>> BatchRamp(share=0.5).sizes(6, batch_size=16, micro_batch=4)
+    (4, 4, 8, 12, 16, 16)
+    """
+
+    share: float = 0.6
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(
+                f"the batch is full after a share of the budget between 0 and 1, got {self.share}"
+            )
+
+    def sizes(self, steps: int, *, batch_size: int, micro_batch: int) -> tuple[int, ...]:
+        """Samples of each of ``steps`` optimizer steps.
+
+        Raises ValueError if the micro-batch does not divide the batch.
+        """
+        if batch_size % micro_batch:
+            raise ValueError(f"a batch of {batch_size} is no multiple of a micro-batch of {micro_batch}")
+        # The smallest budget that is enough for so many steps; every batch has between one and `most` micro-batches.
+        low, high = steps, steps * (batch_size // micro_batch)
+        while low < high:
+            middle = (low + high) // 2
+            if len(self._spend(middle, batch_size, micro_batch)) >= steps:
+                high = middle
+            else:
+                low = middle + 1
+        return tuple(self._spend(low, batch_size, micro_batch)[:steps])
+
+    def steps_in(self, micro_batches: int, *, batch_size: int, micro_batch: int) -> int:
+        """Optimizer steps for which a budget of so many micro-batches is enough.
+
+        >>> BatchRamp(share=0.5).steps_in(15, batch_size=16, micro_batch=4)
+        6
+        """
+        return len(self._spend(micro_batches, batch_size, micro_batch))
+
+    def _spend(self, budget: int, batch_size: int, micro_batch: int) -> list[int]:
+        sizes, spent = [], 0
+        while spent < budget:
+            grown = spent * batch_size / (budget * self.share * micro_batch)
+            micro_batches = min(int(grown + 1e-9) + 1, batch_size // micro_batch)
+            sizes.append(micro_batches * micro_batch)
+            spent += micro_batches
+        return sizes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Drops:
+    """Linear warm-up over a number of steps, then a constant rate that drops at the end of some epochs.
+
+    Source: the "step" policy of https://github.com/open-mmlab/mmcv (runner/hooks/lr_updater.py) with its linear
+    warm-up; a drop after epoch 27 means that epoch 28 is the first with the lower rate.
+
+    Attributes:
+        after_epochs: when the rate drops.
+        factor: what it is multiplied by each time.
+        warmup_steps: optimizer steps of the warm-up.
+        warmup_ratio: the share of the rate that it starts from.
+
+    >>> drops = Drops(after_epochs=(27, 33), warmup_steps=10, warmup_ratio=0.1)
+    >>> [round(drops.rate(step, steps=3600, epochs=36, peak=1.0), 4) for step in (0, 5, 10, 2699, 2700, 3300, 3599)]
+    [0.1, 0.55, 1.0, 1.0, 0.1, 0.01, 0.01]
+    """
+
+    after_epochs: tuple[float, ...]
+    factor: float = 0.1
+    warmup_steps: int = 0
+    warmup_ratio: float = 0.001
+
+    def rate(self, step: float, *, steps: int, epochs: float, peak: float) -> float:
+        """The learning rate of optimizer step ``step`` of ``steps``, counted from 0."""
+        # As in `Schedule`: the sum of the fractions of an epoch must not fall short of a whole one.
+        time = step * epochs / steps + 1e-9
+        regular = peak * self.factor ** sum(time >= end for end in self.after_epochs)
+        if step >= self.warmup_steps:
+            return regular
+        return regular * (self.warmup_ratio + (1 - self.warmup_ratio) * step / self.warmup_steps)
+
+
 def decay_groups(model: nn.Module, weight_decay: float, exempt: tuple[str, ...]) -> list[dict[str, Any]]:
     """Parameter groups for AdamW: no decay of parameters with one dimension, of biases and of those named.
 
