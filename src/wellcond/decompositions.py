@@ -6,7 +6,8 @@ one opaque operator around them, so that checks and fallbacks, which look at val
 
 Precision of ``gram``. XᵀX squares κ, so it is formed in float64 (2e-16·κ² is 2e-4 at κ = 1e6), which costs
 two float32 products, or 1.25 with the lower half left out. Small directions are polished, and very small ones
-found again from X itself, projected on them. F = X·(V S⁻¹ Vᵀ) is applied in float32 where κ allows it, else in float64.
+found again from X itself, projected on them. F = X V_r S⁻¹ V_rᵀ is formed in float32 where κ⁺ allows it, else in
+float64.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ UNPOLISHED = 2e-5
 KEPT_APART = 1e-4
 """What is projected out for that: directions above this share of σ₁, which XᵀX knows to 1e-7."""
 
-FLOAT32_KAPPA = 1e3
-"""κ up to which F = X·(V S⁻¹ Vᵀ) is applied in float32: its rounding error is about 6e-8·κ."""
+FLOAT32_KAPPA = 1.5e3
+"""κ⁺ up to which F = X V_r S⁻¹ V_rᵀ is formed in float32: its rounding error is about 6e-8·κ⁺."""
 
 ISOMETRY_ERROR = 1e-4
 """Largest ‖(FᵀF − V_r V_rᵀ)z‖ over the Gaussian probes z that passes.
@@ -177,7 +178,7 @@ def for_each(do: Callable[[slice], int], parts: list[slice], device: torch.devic
     """
     threads = torch.get_num_threads()
     workers = min(threads, len(parts))
-    if device.type != "cpu" or threads == 1 or workers < threads // 2:
+    if device.type != "cpu" or threads == 1 or workers == 1 or workers < threads // 2:
         return [do(part) for part in parts]
 
     def alone() -> None:
@@ -234,7 +235,6 @@ def gram_polar(x: Tensor, noise: Tensor, rank_tol: float | None, out: Tensor) ->
     inside = sigma > tol[:, None]
     sigma = sigma * inside
     inverse = torch.where(inside, 1 / sigma, 0.0)
-    root = (v * inverse[:, None, :]) @ v.mT
     probes = gaussian_probes(x.shape[-1], x.device)
     expected = ((probes.mT @ v) * inside[:, None, :]) @ v.mT
 
@@ -246,10 +246,10 @@ def gram_polar(x: Tensor, noise: Tensor, rank_tol: float | None, out: Tensor) ->
     failed = torch.ones_like(bad)
     # In float32 only for a lone sample, so that no sample depends on its neighbours.
     if len(x) == 1 and x.dtype == torch.float32 and float32_suffices(sigma, inverse):
-        torch.matmul(x, root.float(), out=out)
+        apply_float32(x[0], v[0][:, inside[0]], inverse[0][inside[0]], out[0])
         failed = ~(passes() | bad)
     if failed.any():
-        apply(x, scale, root, out)
+        apply(x, scale, (v * inverse[:, None, :]) @ v.mT, out)
         polish(out, v, inside & (sigma < UNPOLISHED * sigma[:, :1]))
         failed = ~(passes() | bad)
     sigma = unscale(sigma, scale, bad, out)
@@ -261,15 +261,24 @@ def gram_polar(x: Tensor, noise: Tensor, rank_tol: float | None, out: Tensor) ->
 
 
 def float32_suffices(sigma: Tensor, inverse: Tensor) -> bool:
-    """Whether X·(V S⁻¹ Vᵀ) may be formed in float32: κ moderate, and no entry near the ends of its range.
-
-    Never where the rank is short: the product's error, 6e-8·κ beside F, would lie in the null space too, there is
-    nothing for it to be small against, and X + C would have directions above the noise of its dtype again.
-    """
-    if not bool((inverse > 0).all()):
-        return False
+    """Whether X V_r S⁻¹ V_rᵀ may be formed in float32: κ⁺ moderate, and no entry near the ends of its range."""
     largest, steepest = float(sigma.max()), float(inverse.max())
     return largest * steepest <= FLOAT32_KAPPA and largest < 1e30 and steepest < 1e30
+
+
+def apply_float32(x: Tensor, v: Tensor, inverse: Tensor, out: Tensor) -> None:
+    """``out`` = X V_r S⁻¹ V_rᵀ of one matrix. x, out ``(N, d)`` float32; v ``(d, r)`` and inverse ``(r,)`` float64.
+
+    Where the rank is short, U_r = X V_r S⁻¹ comes first: its error is then turned into the range by V_rᵀ, and X + C has
+    no directions above the rounding noise of its entries. X·(V_r S⁻¹ V_rᵀ) would have them. U_r is smaller than X, so
+    a Newton-Schulz step on it, U(3I − UᵀU)/2, is cheap: an error e of orthonormality becomes e².
+    """
+    shrunk, turn = (v * inverse).float(), v.mT.float()
+    if v.shape[-1] == x.shape[-1]:
+        torch.mm(x, shrunk @ turn, out=out)
+    else:
+        u = x @ shrunk
+        torch.mm(u, 1.5 * turn - 0.5 * (u.mT @ u) @ turn, out=out)
 
 
 def polish(factor: Tensor, v: Tensor, chosen: Tensor) -> None:
