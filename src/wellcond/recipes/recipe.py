@@ -11,6 +11,7 @@ from torch import nn
 
 from wellcond.data import Split
 from wellcond.data.folder import Corrupt
+from wellcond.recipes.ingredients import BatchRamp
 from wellcond.tasks import ImageClassification, Task
 
 
@@ -40,7 +41,10 @@ class Rate(Protocol):
     """A schedule of the learning rate, a frozen dataclass."""
 
     def rate(self, step: int, *, steps: int, epochs: float, peak: float) -> float:
-        """The learning rate of optimizer step ``step`` of ``steps``, counted from 0."""
+        """The learning rate of optimizer step ``step`` of ``steps``, counted from 0.
+
+        Where batches grow, it is asked in samples: how many were seen before the step, of how many in all.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +76,8 @@ class Recipe:
         batch_size: samples per optimizer step, of all processes together.
         micro_batch: samples that one process takes through the model at once, gradients are summed up to the
             batch; None: all at once.
-        learning_rate, betas, weight_decay: of AdamW.
+        ramp: batches begin with one micro-batch and grow to ``batch_size``; None: all are of that size.
+        learning_rate, betas, epsilon, weight_decay: of AdamW.
         warmup_share: of the training; linear warm-up, then cosine decay to 0. Not used if there is a ``schedule``.
         evaluations: how often the test set is scored during training.
         measurements: how often condition numbers are measured.
@@ -90,6 +95,8 @@ class Recipe:
         evaluation_batch: samples that are scored at once.
         arms: what ``wellcond compare`` trains unless it is told otherwise. The arm "positions" needs a model that adds
             a position parameter.
+        pretrained: for fine-tuning, from a folder with a model to the recipe that starts from it; None: the model
+            starts from random weights.
         paper: what the paper reports.
         cost: what a run costs, for people.
     """
@@ -104,8 +111,10 @@ class Recipe:
     steps: int | None = None
     batch_size: int
     micro_batch: int | None = None
+    ramp: BatchRamp | None = None
     learning_rate: float
     betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
     weight_decay: float = 0.05
     warmup_share: float = 0.05
     evaluations: int = 10
@@ -121,6 +130,7 @@ class Recipe:
     workers: int = 0
     evaluation_batch: int = 512
     arms: tuple[str, ...] = (*WITHOUT_POSITIONS, "positions")
+    pretrained: Callable[[Path], Recipe] | None = None
     paper: Paper | None = None
     cost: str = ""
 
@@ -140,6 +150,17 @@ class Recipe:
         read = self.read
         return dataclasses.replace(self, data=lambda: read(source))
 
+    def from_pretrained(self, folder: Path) -> Recipe:
+        """The recipe on the model in a folder.
+
+        Raises:
+            ValueError: the recipe starts from random weights.
+            FileNotFoundError: the folder holds no model, or no tokenizer.
+        """
+        if self.pretrained is None:
+            raise ValueError(f"recipe {self.name!r} starts from random weights: leave --pretrained out")
+        return self.pretrained(folder)
+
     @property
     def length(self) -> str:
         """For people.
@@ -156,7 +177,19 @@ class Recipe:
         """What makes results comparable: the settings of the training; most only where they are not the default."""
         always = {"epochs", "batch_size", "learning_rate", "weight_decay", "warmup_share", "evaluations"}
         always |= {"measurements"}
-        never = {"name", "title", "model", "data", "read", "paper", "cost", "workers", "arms", "evaluation_batch"}
+        never = {
+            "name",
+            "title",
+            "model",
+            "data",
+            "read",
+            "paper",
+            "cost",
+            "workers",
+            "arms",
+            "evaluation_batch",
+        }
+        never |= {"pretrained"}
         settings: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import find_batch_size
+from accelerate.utils import find_batch_size, slice_tensors
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -19,6 +22,7 @@ from wellcond.recipes.ingredients import decay_groups
 from wellcond.running import call_model
 from wellcond.training.average import Average
 from wellcond.training.checkpoints import UNFINISHED, publish, write_conditioning
+from wellcond.training.growing import GrowingBatches
 from wellcond.training.nonfinite import NonFiniteLoss, bad_tensors, first_non_finite, is_finite
 from wellcond.training.repeatable import Repeatable, RepeatedOrder, seeded
 
@@ -38,11 +42,15 @@ class RecipeTrainer(Trainer):
     Args:
         recipe: what the Trainer has no argument for is taken from it: the task, parameter groups, schedule, repeated
             augmentation, the average of the weights.
+        sizes: samples of each batch, where batches grow; None: they do not.
         args, kwargs: the Trainer's.
     """
 
-    def __init__(self, recipe: Recipe, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, recipe: Recipe, *args: Any, sizes: Sequence[int] | None = None, **kwargs: Any
+    ) -> None:
         self.recipe = recipe
+        self.sizes = sizes
         self.task = recipe.task
         super().__init__(*args, **kwargs)
         # compute_loss averages over its micro-batch, whatever the model's forward accepts.
@@ -63,6 +71,7 @@ class RecipeTrainer(Trainer):
                 decay_groups(plain, recipe.weight_decay, recipe.exempt),
                 lr=recipe.learning_rate,
                 betas=recipe.betas,
+                eps=recipe.epsilon,
             )
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         return optimizer
@@ -74,9 +83,11 @@ class RecipeTrainer(Trainer):
         optimizer = optimizer or self.optimizer
         if self.lr_scheduler is None and schedule is not None and optimizer is not None:
             peak, epochs = self.recipe.learning_rate, self.recipe.epochs
+            # Where batches grow, a schedule goes by the budget, which is samples: steps become dearer.
+            seen = range(num_training_steps + 1) if self.sizes is None else [0, *accumulate(self.sizes)]
 
             def factor(step: int) -> float:
-                return schedule.rate(step, steps=num_training_steps, epochs=epochs, peak=peak) / peak
+                return schedule.rate(seen[step], steps=seen[-1], epochs=epochs, peak=peak) / peak
 
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         scheduler: torch.optim.lr_scheduler.LRScheduler = super().create_scheduler(
@@ -89,6 +100,25 @@ class RecipeTrainer(Trainer):
         if self.recipe.repeats > 1 and isinstance(samples, Repeatable):
             return RepeatedOrder(samples, self.recipe.repeats)
         return super()._get_train_sampler(train_dataset)
+
+    def get_train_dataloader(self) -> Any:
+        if self.sizes is None:
+            return super().get_train_dataloader()
+        # Not prepared by accelerate, which shares out batches of one size only: each process takes its own share.
+        batches = GrowingBatches(
+            len(self.train_dataset),  # type: ignore[arg-type]
+            self.sizes,
+            self.args.seed,
+            process=self.args.process_index,
+            processes=self.args.world_size,
+        )
+        return DataLoader(
+            self.train_dataset,  # type: ignore[arg-type]
+            batch_sampler=batches,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
 
     def _get_dataloader(
         self,
@@ -130,6 +160,7 @@ class RecipeTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """Also counts the samples of the step, which `compute_loss` averages over."""
         micro_batches, items = super().get_batch_samples(*args, **kwargs)
         self._batch_samples = sum(find_batch_size(batch) for batch in micro_batches)
         return micro_batches, items
@@ -167,7 +198,30 @@ class RecipeTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """One forward and backward. Raises NonFiniteLoss, in every process, if the loss of one is not finite."""
+        """Forward and backward of a batch. Raises NonFiniteLoss, in every process, if the loss of one is not finite.
+
+        A batch that has grown beyond a micro-batch goes through the model in several.
+        """
+        if self.sizes is None:
+            return self._micro_step(model, inputs, num_items_in_batch)
+        micro = self.args.per_device_train_batch_size
+        self._batch_samples = find_batch_size(inputs)
+        parts = [
+            slice_tensors(inputs, slice(start, start + micro))
+            for start in range(0, self._batch_samples, micro)
+        ]
+        self.current_gradient_accumulation_steps = len(parts)
+        losses = []
+        for i, part in enumerate(parts):
+            # Processes add their gradients up once a step, not once a micro-batch.
+            alone = self.accelerator.no_sync(model) if i < len(parts) - 1 else contextlib.nullcontext()
+            with alone:
+                losses.append(self._micro_step(model, part, num_items_in_batch))
+        return torch.stack(losses).sum()
+
+    def _micro_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None
+    ) -> Tensor:
         inputs = self._prepared(inputs)
         random_state = torch.get_rng_state()
         loss: Tensor = super().training_step(model, inputs, num_items_in_batch)

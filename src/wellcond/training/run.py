@@ -247,18 +247,23 @@ def train_arm(
     every = max(1, steps // recipe.evaluations)
     share = process_batch(recipe, len(training))
     micro = micro_batch(recipe, share)
+    sizes = None
+    if recipe.ramp is not None:
+        unit = micro * started_processes()
+        sizes = recipe.ramp.sizes(steps, batch_size=share * started_processes(), micro_batch=unit)
     on_cpus = started_processes() > 1 and not torch.accelerator.is_available()
     arguments = TrainingArguments(
         output_dir=str(folder),
         seed=seed,
         max_steps=steps,
         per_device_train_batch_size=micro,
-        gradient_accumulation_steps=share // micro,
+        gradient_accumulation_steps=share // micro if sizes is None else 1,
         per_device_eval_batch_size=recipe.evaluation_batch,
         learning_rate=recipe.learning_rate,
         weight_decay=recipe.weight_decay,
         adam_beta1=recipe.betas[0],
         adam_beta2=recipe.betas[1],
+        adam_epsilon=recipe.epsilon,
         lr_scheduler_type="cosine",
         warmup_steps=int(recipe.warmup_share * steps),
         eval_strategy="steps",
@@ -290,6 +295,7 @@ def train_arm(
     watch = Stopwatch(progress)
     trainer = RecipeTrainer(
         recipe,
+        sizes=sizes,
         model=model,
         args=arguments,
         data_collator=recipe.task.collate,
@@ -307,7 +313,8 @@ def train_arm(
     monitor.rows += keeping.rows
     # The stopwatch comes first: what the monitor needs is not part of a step.
     trainer.add_callback(watch)
-    trainer.add_callback(Epochs(training, steps_per_epoch(recipe, len(training))))
+    if sizes is None:
+        trainer.add_callback(Epochs(training, steps_per_epoch(recipe, len(training))))
     trainer.add_callback(MonitorCallback(monitor))
     if keeping.score is not None:
         trainer.add_callback(Scores(keeping.score))
