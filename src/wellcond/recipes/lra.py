@@ -3,10 +3,10 @@
 Sources of the numbers below, all in https://github.com/mlpen/Nystromformer, LRA/code:
   [config] lra_config.py
   [run] run_tasks.py
-What differs: LayerNorm comes after each half of a block, as in transformers (see `wellcond.models.lra_classifier`); AdamW's
-first β is constant, where OneCycleLR moves it between 0.95 and 0.85, and its ε is 1e-8, not 1e-6; mixed precision is
-bfloat16, not float16; the last weights are scored on the test set, not the best on a validation set; and black pixels
-are tokens. The published code masks id 0 as padding, which black pixels have there (LRA/code/dataset.py).
+What differs: LayerNorm comes after each half of a block, as in transformers (see `wellcond.models.lra_classifier`).
+AdamW's first β is constant, where OneCycleLR moves it between 0.95 and 0.85, and its ε is 1e-8, not 1e-6. Mixed
+precision is bfloat16, not float16. The last weights are scored on the test set, not the best on a validation set. Black
+pixels are tokens: the published code masks id 0 as padding, which black pixels have there (LRA/code/dataset.py).
 """
 
 from __future__ import annotations
