@@ -5,6 +5,7 @@ from wellcond.recipes.davit_b import DAVIT_B_IMAGENET
 from wellcond.recipes.deit_b import DEIT_B_IMAGENET
 from wellcond.recipes.digits import DIGITS
 from wellcond.recipes.fashion_mnist import FASHION_MNIST
+from wellcond.recipes.glue import FINE_TUNING
 from wellcond.recipes.gpt2 import GPT2
 from wellcond.recipes.ingredients import Schedule
 from wellcond.recipes.maskrcnn_digits import MASKRCNN_DIGITS
@@ -18,7 +19,16 @@ IMAGENET = (VIT_B_IMAGENET, DEIT_B_IMAGENET, SWIN_B_IMAGENET, XCIT_M24_IMAGENET,
 
 RECIPES = {
     recipe.name: recipe
-    for recipe in (*DIGITS, *FASHION_MNIST, *MNIST, *GPT2, *CRAMMED_BERT, MASKRCNN_DIGITS, *IMAGENET)
+    for recipe in (
+        *DIGITS,
+        *FASHION_MNIST,
+        *MNIST,
+        *GPT2,
+        *CRAMMED_BERT,
+        *FINE_TUNING,
+        MASKRCNN_DIGITS,
+        *IMAGENET,
+    )
 }
 
 __all__ = ["IMAGENET", "RECIPES", "Paper", "Recipe", "Schedule", "Source"]

@@ -82,7 +82,7 @@ CRAMMED_BERT_PYDOC = Recipe(
     data=partial(read_texts, PYDOC_MASKING, PYDOC_LENGTH, Source()),
     read=partial(read_texts, PYDOC_MASKING, PYDOC_LENGTH),
     task=MaskedLanguageModel(masking=PYDOC_MASKING),
-    epochs=20,
+    epochs=10,
     batch_size=16,
     learning_rate=6e-3,
     betas=(0.9, 0.98),

@@ -142,6 +142,9 @@ class Recipe:
         """
         if source == Source():
             return self
+        if self.pretrained is not None:
+            start = self.pretrained
+            return dataclasses.replace(self, pretrained=lambda folder: start(folder).from_source(source))
         if self.read is None:
             raise ValueError(
                 f"recipe {self.name!r} reads no folder, its data ship with a package: leave out --data-dir, --hub "

@@ -75,6 +75,7 @@ def compare(
     max_steps: int | None = None,
     subset: int | None = None,
     weights: Path | None = None,
+    pretrained: str | None = None,
     announce: Announce | None = None,
     finished: Callable[[RunResult], None] | None = None,
 ) -> list[ArmSummary]:
@@ -90,6 +91,8 @@ def compare(
         hypotheses: what was expected before the run.
         max_steps, subset: a shorter training, on fewer samples, see `train_arm`.
         weights: keep the checkpoint at the end of every run, in ``weights/ARM/SEED``; None: none is kept.
+        pretrained: folder of the model that a fine-tuning starts from; ``{arm}`` and ``{seed}`` in it stand for the
+            run's own, so that an arm is fine-tuned as it was pretrained.
         announce, finished: told of progress.
 
     Returns:
@@ -111,8 +114,12 @@ def compare(
         name: value for name, value in (("max_steps", max_steps), ("subset", subset)) if value is not None
     }
     all_seeds = sorted({*seeds, *(seed for _, seed in done)})
-    data = recipe.data()
-    options = shorter | found_in(data)
+
+    def starting(arm: Arm, seed: int) -> Recipe:
+        return recipe if pretrained is None else recipe.from_pretrained(place_of(pretrained, arm, seed))
+
+    data = starting(arms[0], seeds[0]).data()
+    options = shorter | found_in(data) | ({} if pretrained is None else {"pretrained": pretrained})
     write_run(folder, recipe, known, all_seeds, command, hypotheses, options=options)
     spectra_file = folder / "spectra.json"
     spectra = json.loads(spectra_file.read_text()) if spectra_file.is_file() else {}
@@ -129,7 +136,7 @@ def compare(
 
             try:
                 result = train_arm(
-                    recipe,
+                    starting(arm, seed),
                     data,
                     arm,
                     seed,
@@ -154,6 +161,16 @@ def compare(
     table = summarise(folder, known, recipe.task.metric)
     write_json(folder / "summary.json", {line.arm.name: line.to_dict() for line in table})
     return table
+
+
+def place_of(pattern: str, arm: Arm, seed: int) -> Path:
+    """The folder that a pattern with ``{arm}`` and ``{seed}`` means for a run.
+
+    >>> from wellcond.training.arms import select_arms
+    >>> place_of("weights/{arm}/{seed}", *select_arms(["baseline"]), 2).as_posix()
+    'weights/baseline/2'
+    """
+    return Path(pattern.replace("{arm}", arm.name).replace("{seed}", str(seed)))
 
 
 def summarise(folder: Path, arms: Sequence[Arm], metric: Metric) -> list[ArmSummary]:
