@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from wellcond.recipes import Recipe, Source
 
 Names = Annotated[str, tyro.conf.arg(metavar="NAME,NAME,...")]
+DataFolder = Annotated[Path | None, tyro.conf.arg(aliases=["--text"])]
 DEMO_ARMS = "baseline,conditioned,conditioned-tokens,rescaled,scaled"
 
 
@@ -40,7 +41,9 @@ def compare(
     hypotheses: Path | None = None,
     max_steps: int | None = None,
     subset: int | None = None,
-    data_dir: Path | None = None,
+    pretrained: str | None = None,
+    weights: Path | None = None,
+    data_dir: DataFolder = None,
     hub: bool = False,
     corrupt: Literal["fatal", "skip"] = "fatal",
 ) -> int:
@@ -55,7 +58,9 @@ def compare(
         hypotheses: text file with a line for each thing you expect, written before the run; the report repeats it.
         max_steps: stop after so many optimizer steps; the learning rate's schedule ends there too.
         subset: train and test on so many samples each, spread over the data.
-        data_dir: folder of the data, where the recipe reads one.
+        pretrained: folder of the model that a fine-tuning starts from; {arm} and {seed} in it stand for the run's own.
+        weights: keep the checkpoint at the end of every run in this folder, as ARM/SEED.
+        data_dir: folder of the data, where the recipe reads one; for language models any folder of text.
         hub: stream the data from the Hugging Face hub, where the recipe can.
         corrupt: what to do about a training image that cannot be read; skip takes the next one in its place.
     """
@@ -90,6 +95,8 @@ def compare(
             hypotheses=[] if hypotheses is None else hypotheses.read_text(encoding="utf-8").splitlines(),
             max_steps=max_steps,
             subset=subset,
+            weights=weights,
+            pretrained=pretrained,
             announce=narrator.announce,
             finished=narrator.finished,
         )
@@ -109,7 +116,7 @@ def compare(
 
 def train(
     recipe: tyro.conf.Positional[str],
-    data_dir: Path | None = None,
+    data_dir: DataFolder = None,
     hub: bool = False,
     corrupt: Literal["fatal", "skip"] = "fatal",
     conditioned: bool = False,
@@ -119,6 +126,7 @@ def train(
     subset: int | None = None,
     save_every: int | None = None,
     micro_batch: int | None = None,
+    pretrained: Path | None = None,
     resume: bool = False,
     seed: int = 0,
 ) -> int:
@@ -126,7 +134,7 @@ def train(
 
     Args:
         recipe: a name that `wellcond recipes` lists.
-        data_dir: folder of the data, where the recipe reads one.
+        data_dir: folder of the data, where the recipe reads one; for language models any folder of text.
         hub: stream the data from the Hugging Face hub, where the recipe can.
         corrupt: what to do about a training image that cannot be read; skip takes the next one in its place.
         conditioned: the same as --arm conditioned.
@@ -136,6 +144,7 @@ def train(
         subset: train and test on so many samples each, spread over the data.
         save_every: optimizer steps between checkpoints; default: at every evaluation.
         micro_batch: samples that one process takes through the model at once; gradients are summed up to the batch.
+        pretrained: folder of the model that a fine-tuning starts from.
         resume: go on from the last checkpoint in the folder.
         seed: of weights and order of data.
     """
@@ -149,6 +158,8 @@ def train(
     if conditioned and arm not in (None, "conditioned"):
         raise ValueError(f"--conditioned means --arm conditioned, but --arm is {arm}; give one of them")
     chosen = _chosen(recipe).from_source(_source(data_dir, hub, corrupt))
+    if pretrained is not None:
+        chosen = chosen.from_pretrained(pretrained)
     data = chosen.data()
     (selected,) = select_arms(["conditioned" if conditioned else arm or "baseline"])
     _require_counts(max_steps=max_steps, subset=subset, save_every=save_every, micro_batch=micro_batch)
