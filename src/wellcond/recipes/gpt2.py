@@ -21,6 +21,7 @@ from wellcond.data import (
     Blocks,
     Split,
     Vocabulary,
+    byte_vocabulary,
     gpt2_vocabulary,
     pydoc_topics,
     split_documents,
@@ -42,6 +43,7 @@ WARMUP_STEPS = 700  # [llm.c] -u 700
 
 SMALL_VOCABULARY = 1024
 SMALL_CONTEXT = 128
+LEAK_CONTEXT = 16  # short, so that a small model soon learns to read the future out of a correction
 
 
 def gpt2(vocabulary: int = VOCABULARY, context: int = CONTEXT, **changes: Any) -> nn.Module:
@@ -89,6 +91,13 @@ def read_text(source: Source) -> Split:
     return language_split(vocabulary, documents.train, documents.validation, SMALL_CONTEXT)
 
 
+def read_bytes(source: Source) -> Split:
+    """The same text in bytes, a few at a time."""
+    source.require_plain_folder()
+    documents = split_documents(pydoc_topics() if source.folder is None else documents_in(source.folder))
+    return language_split(byte_vocabulary(), documents.train, documents.validation, LEAK_CONTEXT)
+
+
 def read_tiny_stories(source: Source) -> Split:
     """TinyStories in GPT-2's tokens; both from the folder if there is one, else from the hub or its cache."""
     if source.corrupt != "fatal":
@@ -124,6 +133,24 @@ GPT2_PYDOC = Recipe(
     cost="about 60 s of one CPU core",
 )
 
+GPT2_LEAK = Recipe(
+    name="gpt2-leak",
+    title="How a correction of the whole sequence tells a decoder its future",
+    model=partial(gpt2, 257, LEAK_CONTEXT, n_embd=48, n_layer=3, n_head=3),
+    data=partial(read_bytes, Source()),
+    read=read_bytes,
+    task=CausalLanguageModel(prefix_blocks=256, prefix_positions=LEAK_CONTEXT, prefix_batch=256),
+    steps=800,
+    batch_size=32,
+    learning_rate=2e-3,
+    betas=(0.9, 0.95),
+    weight_decay=0.1,
+    exempt=(),
+    drop_last=True,
+    arms=("baseline", "conditioned", "conditioned-paper"),
+    cost="about 25 s of one CPU core",
+)
+
 GPT2_TINY_STORIES = Recipe(
     name="gpt2-tinystories",
     title="GPT-2 small (124M) on TinyStories",
@@ -154,4 +181,4 @@ GPT2_TINY_STORIES = Recipe(
     cost="about 3 h of one A100",
 )
 
-GPT2 = (GPT2_PYDOC, GPT2_TINY_STORIES)
+GPT2 = (GPT2_PYDOC, GPT2_LEAK, GPT2_TINY_STORIES)
