@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from wellcond.report.compared import difference_unit
+from wellcond.report.detections import detection_plots
 from wellcond.report.folder import RunFolder, read_run
 from wellcond.report.kappas import QUANTITIES, Panel, panels
 from wellcond.report.plots import (
@@ -126,9 +127,12 @@ def sections(run: RunFolder, measured: list[Panel]) -> list[Section]:
             spectrum_plots(run),
         ),
     ]
+    if found := list(detection_plots(run)):
+        parts.insert(1, ("detections", "What is found", "", found))
     texts = {
         "kappa": f"{mean} and, for attention, over heads (and layers) of softmax(QKᵀ/√d)V.",
         "bars": "The three groups of bars of the paper's Figures 2, 3 and 4. All three figures share one axis.",
+        "detections": "The first test images, in each arm with the first seed that was trained.",
         "spectra": "One real sample at the place where the correction is added. All figures share one axis.",
     }
     drawn = {id: list(plots) for id, _, _, plots in parts}
