@@ -24,6 +24,8 @@ from wellcond.report.plots import Plot
 from wellcond.report.style import Theme, marks
 
 COLUMNS = 3
+THERE, DARK_TEXT = "#e8c33c", "#1d2430"
+"""Of what is there: a colour that no arm has, seen on dark images and bright ones alike, and its text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +80,8 @@ def detections_figure(examples: Mapping[str, Example], baseline: str, theme: The
     """
     first = next(iter(examples.values()))
     look = marks(list(examples), baseline, theme)
-    panels = [("there", theme.ink, first.there)]
-    panels += [(arm, look[arm].colour, example.found) for arm, example in examples.items()]
+    panels = [("there", THERE, DARK_TEXT, first.there)]
+    panels += [(arm, look[arm].colour, theme.paper, example.found) for arm, example in examples.items()]
     columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
     height, width = first.image.shape[:2]
@@ -90,17 +92,17 @@ def detections_figure(examples: Mapping[str, Example], baseline: str, theme: The
         layout="constrained",
         facecolor=theme.paper,
     )
-    for place, (title, colour, objects) in enumerate(panels, start=1):
+    for place, (title, colour, text, objects) in enumerate(panels, start=1):
         axes = figure.add_subplot(rows, columns, place)
         axes.set_title(title, loc="left", color=theme.ink, fontsize=10, fontweight="bold")
         axes.imshow(first.image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         axes.set_axis_off()
         for shown in objects:
-            _draw(axes, shown, colour, theme)
+            _draw(axes, shown, colour, text)
     return figure
 
 
-def _draw(axes: Axes, shown: Shown, colour: str, theme: Theme) -> None:
+def _draw(axes: Axes, shown: Shown, colour: str, text: str) -> None:
     left, top, right, bottom = shown.box
     if shown.mask is not None:
         overlay = np.zeros((*shown.mask.shape, 4))
@@ -115,7 +117,7 @@ def _draw(axes: Axes, shown: Shown, colour: str, theme: Theme) -> None:
         left - 0.5,
         top - 0.5,
         shown.name if shown.score is None else f"{shown.name} {shown.score:.2f}",
-        color=theme.paper,
+        color=text,
         fontsize=6.5,
         va="bottom",
         clip_on=True,
