@@ -84,9 +84,7 @@ class NystromAttention(NystromformerSelfAttention):
         )
         # In this order no product has both N and two numbers of landmarks.
         context = (query @ key_landmarks.mT).softmax(-1) @ (inverse @ (scores.softmax(-1) @ value))
-        if self.conv_kernel_size is not None:
-            context = context + self.conv(value)
-        return cast(Tensor, context)
+        return cast(Tensor, context + self.conv(value))
 
 
 class PaddedNystromformer(NystromformerModel):  # type: ignore[no-untyped-call]

@@ -8,6 +8,8 @@ from wellcond.recipes.fashion_mnist import FASHION_MNIST
 from wellcond.recipes.glue import FINE_TUNING
 from wellcond.recipes.gpt2 import GPT2
 from wellcond.recipes.ingredients import Schedule
+from wellcond.recipes.lra import LRA
+from wellcond.recipes.lra_small import LRA_SMALL
 from wellcond.recipes.maskrcnn_digits import MASKRCNN_DIGITS
 from wellcond.recipes.mnist import MNIST
 from wellcond.recipes.recipe import Paper, Recipe, Source
@@ -27,6 +29,8 @@ RECIPES = {
         *CRAMMED_BERT,
         *FINE_TUNING,
         MASKRCNN_DIGITS,
+        *LRA_SMALL,
+        *LRA,
         *IMAGENET,
     )
 }
