@@ -131,13 +131,19 @@ def _pairs(chosen: list[Synset], synsets: dict[str, Synset], draw: random.Random
     # The second glosses of the right pairs once more, each with a meaning that it does not explain.
     seconds = [example.second for example in right]
     draw.shuffle(seconds)
-    wrong = []
-    for synset in chosen[half:]:
-        explained = {synsets[key].gloss for key in synset.hypernyms}
-        place = next((i for i, second in enumerate(seconds) if second not in explained), None)
-        if place is None:
-            raise ValueError(f"no wrong gloss is left for {synset.words[0]!r}: ask for more pairs")
-        wrong.append(Example(synset.gloss, seconds.pop(place), 0))
+    explained = [{synsets[key].gloss for key in s.hypernyms} for s in chosen[half:]]
+    for i in range(half):
+        if seconds[i] in explained[i]:
+            swap = (
+                j for j in range(half) if seconds[j] not in explained[i] and seconds[i] not in explained[j]
+            )
+            j = next(swap, None)
+            if j is None:
+                raise ValueError(
+                    f"no wrong gloss is left for {chosen[half + i].words[0]!r}: ask for more pairs"
+                )
+            seconds[i], seconds[j] = seconds[j], seconds[i]
+    wrong = [Example(s.gloss, second, 0) for s, second in zip(chosen[half:], seconds, strict=True)]
     pairs = right + wrong
     draw.shuffle(pairs)
     return pairs
