@@ -83,8 +83,8 @@ PATHFINDER_16 = Recipe(
     cost="not measured",
 )
 
-DIGITS_PIXELS = Recipe(
-    name="digits-pixels",
+PIXEL_DIGITS = Recipe(
+    name="pixel-digits",
     title="A small Nyströmformer on scikit-learn's digits, pixel by pixel",
     model=partial(
         nystrom_classifier,
@@ -107,4 +107,4 @@ DIGITS_PIXELS = Recipe(
     cost="about 25 s of one CPU core",
 )
 
-LRA_SMALL = (LISTOPS_SHORT, PATHFINDER_16, DIGITS_PIXELS)
+LRA_SMALL = (LISTOPS_SHORT, PATHFINDER_16, PIXEL_DIGITS)
