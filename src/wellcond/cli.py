@@ -71,7 +71,7 @@ def compare(
     from wellcond.report.words import verdicts
     from wellcond.training.arms import select_arms
     from wellcond.training.compare import compare as compare_arms
-    from wellcond.training.console import make_console, narrated, results_table
+    from wellcond.training.console import make_console, measurements_table, narrated, results_table
 
     chosen = _chosen(recipe).from_source(_source(data_dir, hub, corrupt))
     _require_counts(seeds=seeds, epochs=epochs, max_steps=max_steps, subset=subset)
@@ -79,11 +79,10 @@ def compare(
         chosen = dataclasses.replace(chosen, epochs=epochs, steps=None)
     selected = select_arms(chosen.arms if arms is None else [name.strip() for name in arms.split(",")])
     folder = out or Path("runs") / recipe
+    length = chosen.length if max_steps is None else f"at most {max_steps:,} steps"
 
     console = make_console()
-    console.print(
-        f"{chosen.title}: {len(selected)} arms × {seeds} seeds, {chosen.length} each, into {folder}/"
-    )
+    console.print(f"{chosen.title}: {len(selected)} arms × {seeds} seeds, {length} each, into {folder}/")
     started = time.monotonic()
     with narrated(console, len(selected) * seeds) as narrator:
         table = compare_arms(
@@ -102,6 +101,7 @@ def compare(
         )
     report_page = write_report(folder)
     console.print(results_table(table, metric=chosen.task.metric.name, unit=chosen.task.metric.unit))
+    console.print(measurements_table(table))
     console.print(
         "κ at the start → at the end of training, κ⁺ where κ is infinite; attention: every head's "
         "softmax(QKᵀ/√d)V, mean over all layers."

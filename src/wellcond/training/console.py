@@ -82,22 +82,34 @@ def told(console: Console, name: str) -> Iterator[tuple[Steps, Score]]:
 
 
 def results_table(table: Sequence[ArmSummary], *, metric: str, unit: str) -> Table:
-    """Per arm: mean and paired difference with 95 % intervals, verdict, κ at the start and the end, time."""
-    out = Table(
-        title=f"{metric} in %, ± 95 % interval over seeds" if unit == "%" else metric, title_justify="left"
+    """Per arm: mean and paired difference with 95 % intervals, and the verdict; 80 columns are enough."""
+    title = (
+        f"{metric} in {unit}, ± 95 % interval over seeds" if unit else f"{metric}, ± 95 % interval over seeds"
     )
-    for name in ("arm", metric, "to baseline", "verdict", "κ tokens", "κ attention", "time/step"):
-        out.add_column(name, no_wrap=name != "verdict")
+    out = Table("arm", metric, "to baseline", "verdict", title=title, title_justify="left")
+    for line in table:
+        difference = with_interval(line.difference, sign="+") if line.difference is not None else ""
+        out.add_row(
+            _named(line), with_interval(line.metric), difference, line.verdict.removesuffix(" at 95 %")
+        )
+    return out
+
+
+def measurements_table(table: Sequence[ArmSummary]) -> Table:
+    """Per arm: κ at the start and the end of training, and the time of a step beside the baseline's."""
+    out = Table("arm", "κ tokens", "κ attention", "time/step", title="measured", title_justify="left")
     for line in table:
         kappas = [
             f"{short(line.kappa_start.get(name))} → {short(line.kappa_end.get(name))}"
             for name in ("tokens", "all_layers")
         ]
         time = f"×{line.relative_step_time:.2f}" if line.relative_step_time is not None else ""
-        name = f"{line.arm.name} (leaks the future)" if line.arm.leaks else line.arm.name
-        difference = with_interval(line.difference, sign="+") if line.difference is not None else ""
-        out.add_row(name, with_interval(line.metric), difference, line.verdict, *kappas, time)
+        out.add_row(_named(line), *kappas, time)
     return out
+
+
+def _named(line: ArmSummary) -> str:
+    return f"{line.arm.name} (leaks the future)" if line.arm.leaks else line.arm.name
 
 
 def with_interval(value: Estimate, *, sign: str = "") -> str:
