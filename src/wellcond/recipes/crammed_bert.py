@@ -7,19 +7,22 @@ arch/crammed-bert.yaml, train/bert-o4.yaml and train/optim/adam.yaml.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from wellcond.data import Split
-from wellcond.data.masking import FixedMasks, Masking
+from wellcond.data.masking import NOT_PREDICTED, FixedMasks, Masking
+from wellcond.data.pile import is_prepared, open_prepared, pile, prepare
 from wellcond.data.text import pydoc_topics, text_folder
 from wellcond.data.tokens import split_documents, unigram_entropy
 from wellcond.data.wordpiece import Packed, digest, pack, train_wordpiece
-from wellcond.recipes.ingredients import Triangle
+from wellcond.recipes.ingredients import BatchRamp, Triangle
 from wellcond.recipes.recipe import WITHOUT_POSITIONS, Recipe, Source
 from wellcond.tasks.masked import MaskedLanguageModel
 
@@ -95,4 +98,106 @@ CRAMMED_BERT_PYDOC = Recipe(
     cost="about 1 min of one CPU core",
 )
 
-CRAMMED_BERT = (CRAMMED_BERT_PYDOC,)
+VOCABULARY = 32768
+LENGTH = 128  # [cramming] max_seq_length
+BATCH_SIZE = 8192  # [cramming] batch_size
+MICRO_BATCH = 128  # ours; [cramming] chooses it to fit the GPU
+MICRO_BATCHES = 600_000
+"""The budget. [cramming] gives one day to one GPU and sets "an upper limit that is usually never reached", 600,000."""
+
+RAMP = BatchRamp(
+    share=0.6
+)  # [cramming] batch_size_ramp: "reaches the target 8192 at 60% of the total budget"
+
+MASKING = Masking(vocabulary=VOCABULARY)  # [cramming] mlm_probability 0.25, use_80_20_rule
+
+
+def read_corpus(sequences: int, source: Source) -> Split:
+    """The Pile or any text in sequences of 128 word pieces.
+
+    From a folder that was prepared; from a folder of text, in memory; or, with ``hub``, from the Pile, of which as many
+    sequences as are asked for are streamed into the folder first.
+
+    Raises:
+        ValueError: there is no folder; or several processes were started and the folder is not prepared yet.
+    """
+    if source.folder is None:
+        raise ValueError(
+            "name a folder by --data-dir: of text; or, with --hub, where the sequences of the Pile go (256 bytes each)"
+        )
+    if not source.hub and not is_prepared(source.folder):
+        return masked_texts(text_folder(source.folder), MASKING, LENGTH)
+    if not is_prepared(source.folder) and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ValueError(
+            f"{source.folder} is not prepared, and several processes would write it at once: run "
+            f"`wellcond train crammed-bert --hub --data-dir {source.folder} --max-steps 1 --subset 128` alone first"
+        )
+    found = (
+        prepare(source.folder, pile, vocabulary=VOCABULARY, length=LENGTH, sequences=sequences)
+        if source.hub
+        else open_prepared(source.folder)
+    )
+    return masked_split(found.tokenizer, found.train, found.validation, MASKING)
+
+
+def crammed_bert_recipe(micro_batches: int = MICRO_BATCHES) -> Recipe:
+    """Pretraining at the published size with a budget of micro-batches; `micro_batches_in` makes them of hours.
+
+    >>> crammed_bert_recipe(10_000).steps
+    509
+    """
+    read = partial(read_corpus, micro_batches * MICRO_BATCH)
+    return Recipe(
+        name="crammed-bert",
+        title="Crammed BERT on the Pile, or on any text",
+        model=crammed_bert,
+        data=partial(read, Source()),
+        read=read,
+        task=MaskedLanguageModel(masking=MASKING),
+        steps=RAMP.steps_in(micro_batches, batch_size=BATCH_SIZE, micro_batch=MICRO_BATCH),
+        batch_size=BATCH_SIZE,
+        micro_batch=MICRO_BATCH,
+        ramp=RAMP,
+        learning_rate=1e-3,  # [cramming] optim.lr
+        betas=(0.9, 0.98),
+        epsilon=1e-12,
+        weight_decay=0.01,
+        exempt=(),  # [cramming] limited_decay_keys: bias and norm; here no parameter with one dimension decays
+        schedule=Triangle(),  # [cramming] budget-triangle2
+        max_gradient_norm=0.5,  # [cramming] gradient_clipping
+        mixed_precision=True,  # [cramming] float16; bfloat16 here
+        workers=4,  # ours
+        evaluations=20,  # ours
+        measurements=20,  # ours
+        evaluation_batch=64,  # ours
+        arms=WITHOUT_POSITIONS,
+        cost="about a day of one GPU [cramming]; 20 GB of disk with --hub",
+    )
+
+
+def micro_batches_in(hours: float, *, micro_batch: int = MICRO_BATCH, timed: int = 10) -> int:
+    """How many micro-batches this machine's accelerator, or CPU, trains on in so many hours.
+
+    The published budget is a clock that the schedule reads at every step, so that no two runs are alike. Here the
+    clock is read once, before the training: forward and backward of ``timed`` micro-batches, the median.
+    """
+    import statistics
+    import time
+
+    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    model = crammed_bert().to(device)
+    ids = torch.randint(5, VOCABULARY, (micro_batch, LENGTH), device=device)
+    labels = torch.where(torch.rand(ids.shape, device=device) < MASKING.share, ids, NOT_PREDICTED)
+    seconds = []
+    for _ in range(timed + 2):
+        start = time.perf_counter()
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss = model(ids, labels=labels).loss
+        loss.backward()
+        loss.item()  # waits for the device
+        seconds.append(time.perf_counter() - start)
+    # The first two choose kernels and allocate memory.
+    return int(3600 * hours / statistics.median(seconds[2:]))
+
+
+CRAMMED_BERT = (CRAMMED_BERT_PYDOC, crammed_bert_recipe())
