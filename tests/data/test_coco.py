@@ -252,7 +252,8 @@ def test_boxes_follow_their_masks_through_the_augmentation(root: Path, seed: int
         squares = item["labels"] == 1  # a triangle that is cut does not fill its box
         for box, mask in zip(item["boxes"][squares], item["masks"][squares], strict=True):
             drawn = masks_to_boxes(mask[None])[0] + torch.tensor([0, 0, 1, 1])
-            assert (drawn - box).abs().max() <= 1 + 56 / 20  # a pixel of each resizing, the first one enlarged
+            # A pixel of each resizing, the first one enlarged.
+            assert (drawn - box).abs().max() <= 1 + 56 / 20
 
 
 def test_a_crop_without_an_object_has_none(root: Path) -> None:

@@ -46,9 +46,7 @@ class RecipeTrainer(Trainer):
         args, kwargs: the Trainer's.
     """
 
-    def __init__(
-        self, recipe: Recipe, *args: Any, sizes: Sequence[int] | None = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, recipe: Recipe, *args: Any, sizes: Sequence[int] | None = None, **kwargs: Any) -> None:
         self.recipe = recipe
         self.sizes = sizes
         self.task = recipe.task
