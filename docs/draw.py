@@ -1,7 +1,7 @@
 """Draws the pictures of the documentation with wellcond itself: ``make docs-figures`` writes docs/pictures/*.svg.
 
 Everything is computed here, on two photographs that scikit-learn ships and on random weights of seed 0; only the
-picture of the tangent kernel reads a record.
+pictures of the tangent kernel and of the leak read a record.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from matplotlib import pyplot as plt
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import wellcond as wc
+from wellcond.report import read_run
+from wellcond.report.prefix import prefix_figure, prefix_lines
 from wellcond.theory import fixed_correction
 from wellcond.theory.on_model import load_images, tokens_and_inputs
 
@@ -184,8 +186,13 @@ def tangent_kernel() -> Any:
     return figure
 
 
+def leak() -> Any:
+    """What a decoder that sees the future owes to it, from the record."""
+    return prefix_figure(prefix_lines(read_run(HERE.parent / "records" / "2026-12-01-leak")))
+
+
 PICTURES: tuple[Callable[[], Any], ...] = (
-    cloud, spectrum, similarity, layers, scopes, strength, tangent_kernel,
+    cloud, spectrum, similarity, layers, scopes, strength, tangent_kernel, leak,
 )  # fmt: skip
 
 

@@ -58,7 +58,8 @@ def compare(
         hypotheses: text file with a line for each thing you expect, written before the run; the report repeats it.
         max_steps: stop after so many optimizer steps; the learning rate's schedule ends there too.
         subset: train and test on so many samples each, spread over the data.
-        pretrained: folder of the model that a fine-tuning starts from; {arm} and {seed} in it stand for the run's own.
+        pretrained: folder of the model that a fine-tuning starts from, or file of a detector's ImageNet weights;
+            {arm} and {seed} in it stand for the run's own.
         weights: keep the checkpoint at the end of every run in this folder, as ARM/SEED.
         data_dir: folder of the data, where the recipe reads one; for language models any folder of text.
         hub: stream the data from the Hugging Face hub, where the recipe can.
@@ -144,7 +145,7 @@ def train(
         subset: train and test on so many samples each, spread over the data.
         save_every: optimizer steps between checkpoints; default: at every evaluation.
         micro_batch: samples that one process takes through the model at once; gradients are summed up to the batch.
-        pretrained: folder of the model that a fine-tuning starts from.
+        pretrained: folder of the model that a fine-tuning starts from, or file of a detector's ImageNet weights.
         resume: go on from the last checkpoint in the folder.
         seed: of weights and order of data.
     """
@@ -180,6 +181,7 @@ def train(
             max_steps=max_steps,
             subset=subset,
             save_every=save_every,
+            pretrained=pretrained,
             resume=resume,
             progress=progress,
             score=score,
@@ -256,6 +258,18 @@ def report(folder: tyro.conf.Positional[Path]) -> int:
     return 0
 
 
+def glue(runs: tyro.conf.Positional[Path] = Path("runs")) -> int:
+    """Print GLUE's table in the paper's order: each arm's scores, and its differences to the baseline with intervals.
+
+    Args:
+        runs: folder with the results of `compare` on the eight tasks, each in glue-TASK.
+    """
+    from wellcond.report.glue import glue_markdown, read_glue_table
+
+    print(glue_markdown(read_glue_table(runs)), end="")
+    return 0
+
+
 def recipes() -> int:
     """List the experiments and the arms."""
     from rich.table import Table
@@ -320,6 +334,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "compare": compare,
     "train": train,
     "report": report,
+    "glue": glue,
     "recipes": recipes,
     "theory": theory,
     "bench": bench,
