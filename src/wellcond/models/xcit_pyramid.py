@@ -134,16 +134,33 @@ def xcit_body(name: str, *, weights: str | os.PathLike[str] | None = None, **opt
 
     Raises:
         FileNotFoundError: there is no such file.
-        RuntimeError: the weights are those of another model; the message lists keys and shapes.
+        ValueError: the file cannot be read, or its weights are those of another model; the message names the file and
+            what does not fit.
     """
     import timm
 
     if weights is None:
         model: nn.Module = timm.create_model(name, **options)
         return model
-    path = Path(weights)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file of weights {path}")
-    # An overlay with a file takes precedence over every address that timm knows.
-    model = timm.create_model(name, pretrained=True, pretrained_cfg_overlay={"file": str(path)}, **options)
+    path = weights_file(weights)
+    try:
+        # An overlay with a file takes precedence over every address that timm knows.
+        model = timm.create_model(
+            name, pretrained=True, pretrained_cfg_overlay={"file": str(path)}, **options
+        )
+    except Exception as error:  # of torch, pickle or safetensors, whatever is wrong with a file
+        raise ValueError(f"{path} has no weights that fit {name}: {_shortened(error)}") from error
     return model
+
+
+def weights_file(path: str | os.PathLike[str]) -> Path:
+    """The path of a file that is there; FileNotFoundError otherwise."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file of weights {path}")
+    return Path(path)
+
+
+def _shortened(error: Exception) -> str:
+    """The first lines of a message, which may list hundreds of keys."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
+    return " ".join(line if len(line) <= 160 else f"{line[:160]} ..." for line in lines[:4])

@@ -10,6 +10,7 @@ from wellcond.recipes.gpt2 import GPT2
 from wellcond.recipes.ingredients import Schedule
 from wellcond.recipes.lra import LRA
 from wellcond.recipes.lra_small import LRA_SMALL
+from wellcond.recipes.maskrcnn_coco import MASKRCNN_COCO
 from wellcond.recipes.maskrcnn_digits import MASKRCNN_DIGITS
 from wellcond.recipes.mnist import MNIST
 from wellcond.recipes.recipe import Paper, Recipe, Source
@@ -32,6 +33,7 @@ RECIPES = {
         *LRA_SMALL,
         *LRA,
         *IMAGENET,
+        *MASKRCNN_COCO,
     )
 }
 

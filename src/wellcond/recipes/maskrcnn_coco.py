@@ -53,7 +53,7 @@ MEDIUM = Backbone("xcit_medium_24_p16_224", (7, 11, 15, 23), 0.15)
 def coco_mask_rcnn(backbone: Backbone, weights: Path | None = None) -> nn.Module:
     """Mask R-CNN for COCO's 80 classes, the backbone's weights from a file or fresh.
 
-    Raises FileNotFoundError or RuntimeError if the file is missing or of another model.
+    Raises FileNotFoundError or ValueError if the file is missing or of another model.
     """
     from wellcond.models.mask_rcnn import mask_rcnn
     from wellcond.models.xcit_pyramid import TokenPyramid, xcit_body
@@ -91,17 +91,29 @@ def read_coco(source: Source) -> Split:
     return split
 
 
+def from_random_weights(backbone: Backbone) -> nn.Module:
+    """The model without a file of weights, which is said: nothing published starts like that."""
+    warnings.warn(
+        "the backbone starts from random weights, but the published results start from weights of ImageNet: "
+        "--pretrained FILE names those of XCiT's authors or of timm",
+        stacklevel=2,
+    )
+    return coco_mask_rcnn(backbone)
+
+
 def started(recipe: Recipe, backbone: Backbone, file: Path) -> Recipe:
-    """The recipe on a backbone whose weights are in ``file``."""
-    return dataclasses.replace(recipe, model=partial(coco_mask_rcnn, backbone, file))
+    """The recipe on a backbone whose weights are in ``file``; FileNotFoundError if it is not there."""
+    from wellcond.models.xcit_pyramid import weights_file
+
+    return dataclasses.replace(recipe, model=partial(coco_mask_rcnn, backbone, weights_file(file)))
 
 
 def coco_recipe(name: str, title: str, backbone: Backbone, paper: Paper) -> Recipe:
     """Mask R-CNN with this backbone; both sizes share every other number."""
-    return Recipe(
+    recipe = Recipe(
         name=name,
         title=title,
-        model=partial(coco_mask_rcnn, backbone),
+        model=partial(from_random_weights, backbone),
         data=partial(read_coco, Source()),
         read=read_coco,
         task=Detection(),
@@ -129,6 +141,7 @@ def coco_recipe(name: str, title: str, backbone: Backbone, paper: Paper) -> Reci
         paper=paper,
         cost="not measured; the source trains on 8 GPUs",
     )
+    return dataclasses.replace(recipe, pretrained=partial(started, recipe, backbone))
 
 
 MASKRCNN_XCIT_S_COCO = coco_recipe(

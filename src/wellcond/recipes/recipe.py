@@ -49,7 +49,7 @@ class Rate(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Paper:
-    """Top-1 accuracy in % that the paper reports, without and with conditioning."""
+    """What the paper reports in %, without and with conditioning: top-1 accuracy, or box AP of a detector."""
 
     baseline: float
     conditioned: float
@@ -95,8 +95,10 @@ class Recipe:
         evaluation_batch: samples that are scored at once.
         arms: what ``wellcond compare`` trains unless it is told otherwise. The arm "positions" needs a model that adds
             a position parameter.
-        pretrained: for fine-tuning, from a folder with a model to the recipe that starts from it; None: the model
-            starts from random weights.
+        pretrained: from the place of a model or its weights to the recipe that starts from it; None: the model starts
+            from random weights.
+        budget: for a training whose length is a budget, from its text, such as "24h", to the recipe of that length;
+            None: the length is as it is.
         paper: what the paper reports.
         cost: what a run costs, for people.
     """
@@ -131,6 +133,7 @@ class Recipe:
     evaluation_batch: int = 512
     arms: tuple[str, ...] = (*WITHOUT_POSITIONS, "positions")
     pretrained: Callable[[Path], Recipe] | None = None
+    budget: Callable[[str], Recipe] | None = None
     paper: Paper | None = None
     cost: str = ""
 
@@ -142,27 +145,42 @@ class Recipe:
         """
         if source == Source():
             return self
+        located = self
         if self.pretrained is not None:
             start = self.pretrained
-            return dataclasses.replace(self, pretrained=lambda folder: start(folder).from_source(source))
+            located = dataclasses.replace(self, pretrained=lambda place: start(place).from_source(source))
+            if self.read is None:  # what it reads depends on the model that it starts from
+                return located
         if self.read is None:
             raise ValueError(
                 f"recipe {self.name!r} reads no folder, its data ship with a package: leave out --data-dir, --hub "
                 f"and --corrupt"
             )
         read = self.read
-        return dataclasses.replace(self, data=lambda: read(source))
+        return dataclasses.replace(located, data=lambda: read(source))
 
-    def from_pretrained(self, folder: Path) -> Recipe:
-        """The recipe on the model in a folder.
+    def from_pretrained(self, place: Path) -> Recipe:
+        """The recipe on the model in a folder, or with the weights in a file.
 
         Raises:
             ValueError: the recipe starts from random weights.
-            FileNotFoundError: the folder holds no model, or no tokenizer.
+            FileNotFoundError: the folder holds no model, or no tokenizer, or there is no such file.
         """
         if self.pretrained is None:
             raise ValueError(f"recipe {self.name!r} starts from random weights: leave --pretrained out")
-        return self.pretrained(folder)
+        return self.pretrained(place)
+
+    def from_budget(self, budget: str) -> Recipe:
+        """The recipe with another budget.
+
+        Raises:
+            ValueError: it has none, or the text means none.
+        """
+        if self.budget is None:
+            raise ValueError(
+                f"recipe {self.name!r} has no budget: leave --budget out, --max-steps makes it shorter"
+            )
+        return self.budget(budget)
 
     @property
     def length(self) -> str:
@@ -192,7 +210,7 @@ class Recipe:
             "arms",
             "evaluation_batch",
         }
-        never |= {"pretrained"}
+        never |= {"pretrained", "budget"}
         settings: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)

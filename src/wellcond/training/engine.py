@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import find_batch_size, slice_tensors
+from accelerate.utils import slice_tensors
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -153,14 +153,14 @@ class RecipeTrainer(Trainer):
         if model.training and self.current_gradient_accumulation_steps > 1:
             # The Trainer averages over micro-batches; the last one of an epoch may be smaller than the others.
             loss = loss * (
-                find_batch_size(inputs) * self.current_gradient_accumulation_steps / self._batch_samples
+                samples_in(inputs) * self.current_gradient_accumulation_steps / self._batch_samples
             )
         return (loss, outputs) if return_outputs else loss
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Also counts the samples of the step, which `compute_loss` averages over."""
         micro_batches, items = super().get_batch_samples(*args, **kwargs)
-        self._batch_samples = sum(find_batch_size(batch) for batch in micro_batches)
+        self._batch_samples = sum(samples_in(batch) for batch in micro_batches)
         return micro_batches, items
 
     def evaluation_loop(
@@ -203,7 +203,7 @@ class RecipeTrainer(Trainer):
         if self.sizes is None:
             return self._micro_step(model, inputs, num_items_in_batch)
         micro = self.args.per_device_train_batch_size
-        self._batch_samples = find_batch_size(inputs)
+        self._batch_samples = samples_in(inputs)
         parts = [
             slice_tensors(inputs, slice(start, start + micro))
             for start in range(0, self._batch_samples, micro)
@@ -302,6 +302,15 @@ class RecipeTrainer(Trainer):
         if self.is_world_process_zero():
             publish(staged, folder)
         self.accelerator.wait_for_everyone()
+
+
+def samples_in(batch: Mapping[str, Any]) -> int:
+    """How many samples a batch has: rows of its first tensor, or entries of its first list, where they differ in size.
+
+    >>> samples_in({"images": [torch.rand(3, 8, 9), torch.rand(3, 9, 8)]}), samples_in({"pixels": torch.rand(4, 3, 8)})
+    (2, 4)
+    """
+    return len(next(iter(batch.values())))
 
 
 class Averaging(TrainerCallback):

@@ -41,6 +41,7 @@ def train(
     max_steps: int | None = None,
     subset: int | None = None,
     save_every: int | None = None,
+    pretrained: Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
     score: Score | None = None,
@@ -54,6 +55,7 @@ def train(
         command: how to run it again.
         max_steps, subset: for a smoke run, see `train_arm`.
         save_every: steps between checkpoints; default: as many checkpoints as evaluations.
+        pretrained: what the recipe starts from, for ``run.json``.
         resume: go on from the newest checkpoint in ``folder``, to the bit on a CPU; start if there is none.
         progress, score: told of steps and of points of the learning curve.
 
@@ -77,6 +79,7 @@ def train(
         kept = _rows_until(rows, -1 if start is None else step_of(start))
         folder.mkdir(parents=True, exist_ok=True)
         options = {"arm": arm.name, "seed": seed, "max_steps": max_steps, "subset": subset} | found_in(data)
+        options |= {} if pretrained is None else {"pretrained": str(pretrained)}
         if start is None:
             (folder / "run.json").unlink(missing_ok=True)
         write_run(folder, recipe, [arm], [seed], command, options=options)
