@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -163,10 +164,11 @@ def class_names(samples: Any) -> Sequence[str]:
 
 def as_png(image: Tensor) -> str:
     """An image ``(1 or 3, H, W)`` from 0 to 1 as a PNG file in base64."""
-    from torchvision.io import encode_png
+    from torchvision.transforms.v2.functional import to_pil_image
 
-    data = encode_png((image.clamp(0, 1) * 255).round().to(torch.uint8).cpu())
-    return base64.b64encode(data.numpy().tobytes()).decode("ascii")
+    file = io.BytesIO()
+    to_pil_image((image.clamp(0, 1) * 255).round().to(torch.uint8).cpu()).save(file, "PNG", optimize=True)
+    return base64.b64encode(file.getvalue()).decode("ascii")
 
 
 def _listed(objects: Mapping[str, Any], which: Iterable[int], names: Sequence[str]) -> list[dict[str, Any]]:
@@ -208,6 +210,9 @@ class AveragePrecision:
         # The results of all processes are gathered before they come here.
         self.metric = MeanAveragePrecision(
             iou_type=("bbox", "segm") if masks else ("bbox",),
+            # COCO's own in float64: torchmetrics makes them in float32, where a recall of exactly 0.6 counts as less.
+            iou_thresholds=np.linspace(0.5, 0.95, 10).tolist(),
+            rec_thresholds=np.linspace(0, 1, 101).tolist(),
             backend="faster_coco_eval",
             sync_on_compute=False,
         )
