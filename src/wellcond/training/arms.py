@@ -92,7 +92,7 @@ ARMS = (
     Arm("scaled", "control: no conditioning, X at the Frobenius norm of X + C", scaled, control=True),
     Arm(
         "positions",
-        "control: no conditioning, positions with the share they have in X + C",
+        "control: no conditioning, positions with the weight against the content that X + C gives them",
         amplify_positions_,
         control=True,
     ),

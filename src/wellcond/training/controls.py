@@ -63,12 +63,12 @@ class ScaledTable(nn.Module):
 
 @torch.no_grad()
 def amplify_positions_(model: nn.Module, batch: Any) -> float:
-    """Multiply the position embeddings once, so that they have the share that conditioning would give them.
+    """Multiply the position embeddings once, so that they outweigh the content as conditioning lets them.
 
     With placement "input" X = T + P (tokens and positions), and X + C = X W with W = I + σ₁ V_r S⁻¹ V_rᵀ:
-    conditioning turns P into P W, whose share of the norm is ‖P W‖_F/‖X W‖_F. On a causal model conditioning is that of
-    the table, T becomes T + C(T), and the share is ‖P‖_F/‖T + C(T) + P‖_F. The factor a solves
-    ‖aP‖_F/‖T + aP‖_F = the share, both taken over the whole batch.
+    conditioning turns T into T W and P into P W. The factor a solves ‖aP‖_F/‖T‖_F = ‖P W‖_F/‖T W‖_F, all taken over
+    the whole batch. On a causal model conditioning is that of the table, T becomes T + C(T), and
+    a = ‖T‖_F/‖T + C(T)‖_F. (Shares of ‖T + aP‖_F cannot always be met: where T and P cancel, ‖P W‖_F > ‖X W‖_F.)
 
     Args:
         model: a known model that adds to its tokens a parameter ``(1, N, d)``, or rows of an ``nn.Embedding``.
@@ -93,12 +93,17 @@ def amplify_positions_(model: nn.Module, batch: Any) -> float:
             f"of a table; {type(found.module).__name__} has {shape} for tokens of shape {tuple(x.shape)}: leave this "
             f"arm out"
         )
+    if not positions.any():
+        raise ValueError(
+            "the position embeddings are zero: no factor gives them a weight against the content"
+        )
+    content = x - positions
     if found.sites.causal:
         with condition_(model):
-            share = float(positions.norm() / _outputs(model, batch, [place])[0].norm())
+            conditioned = _outputs(model, batch, [place])[0]
+        factor = float(content.norm() / (conditioned - positions).norm())
     else:
-        share = _position_share(x, positions)
-    factor = _factor(x - positions, positions, share)
+        factor = _ratio_of_gains(x, positions, content)
     parameter.mul_(factor)
     return factor
 
@@ -119,15 +124,6 @@ def _tokens_and_positions(
     if not isinstance(owner, torch.Tensor) or owner.shape[-2:] != x.shape[-2:]:
         return x, None
     return x, owner.detach().double().expand_as(x)
-
-
-def _factor(t: Tensor, p: Tensor, share: float) -> float:
-    """The positive a with ‖aP‖_F = share·‖T + aP‖_F."""
-    t2, tp, p2 = (t * t).sum().item(), (t * p).sum().item(), (p * p).sum().item()
-    if p2 == 0.0:
-        raise ValueError("the position embeddings are zero: no factor gives them a share of the norm")
-    a, b, c = (1 - share**2) * p2, -2 * share**2 * tp, -(share**2) * t2
-    return float((-b + (b * b - 4 * a * c) ** 0.5) / (2 * a))
 
 
 def _outputs(model: nn.Module, batch: Any, places: Sequence[Site]) -> list[Tensor]:
@@ -153,18 +149,17 @@ def _outputs(model: nn.Module, batch: Any, places: Sequence[Site]) -> list[Tenso
     return [kept[i] for i in range(len(places))]
 
 
-def _position_share(x: Tensor, p: Tensor) -> float:
-    """‖P W‖_F/‖X W‖_F over the batch, W = I + σ₁ V_r S⁻¹ V_rᵀ. x, p float64 ``(B, N, d)``."""
+def _ratio_of_gains(x: Tensor, p: Tensor, t: Tensor) -> float:
+    """‖P W‖_F/‖P‖_F over ‖T W‖_F/‖T‖_F for the batch, W = I + σ₁ V_r S⁻¹ V_rᵀ of X. x, p, t float64 ``(B, N, d)``."""
     _, sigma, vh = torch.linalg.svd(x, full_matrices=False)
     noise = 8 * torch.finfo(torch.float32).eps * torch.linalg.matrix_norm(x)
     inside = sigma > (noise * (x.shape[-2] ** -0.5 + x.shape[-1] ** -0.5))[..., None]
     weight = torch.where(inside, sigma[..., :1] / sigma, 0.0)
 
-    def times_w(rows: Tensor) -> Tensor:
-        turned: Tensor = rows + (rows @ vh.mT * weight[..., None, :]) @ vh
-        return turned
+    def gain(rows: Tensor) -> Tensor:
+        return (rows + (rows @ vh.mT * weight[..., None, :]) @ vh).norm() / rows.norm()
 
-    return float(times_w(p).norm() / times_w(x).norm())
+    return float(gain(p) / gain(t))
 
 
 def _owner(module: nn.Module, path: str) -> Any:
