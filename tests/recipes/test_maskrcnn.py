@@ -1,4 +1,4 @@
-"""Mask R-CNN's recipes: both of COCO at full shape on a generated folder, the one on digits, photographs learnt by heart."""
+"""Mask R-CNN's recipes: both of COCO on a generated folder, weights from a file, two processes on digits."""
 
 import dataclasses
 import json
@@ -145,3 +145,88 @@ def test_a_step_of_full_size(
     result = train_arm(recipe, recipe.data(), arm, 0, tmp_path, max_steps=1, subset=1)
     assert result.curve[0]["train_loss"] > 0
     assert result.metrics["box_ap"] >= 0
+
+
+# ------------------------------------------------------------------------------------------------- pretrained weights
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_weights_from_a_file_reach_the_backbone(name: str, tmp_path: Path, narrow: None) -> None:
+    torch.manual_seed(1)
+    source = timm.create_model(BACKBONES[name].name, embed_dim=32, num_heads=2)
+    torch.save(source.state_dict(), tmp_path / "imagenet.pth")
+    torch.manual_seed(2)
+    model: Any = RECIPES[name].from_pretrained(tmp_path / "imagenet.pth").model()
+    loaded = model.backbone.body.state_dict()
+    assert "blocks.0.attn.qkv.weight" in loaded
+    assert all(torch.equal(value, source.state_dict()[key]) for key, value in loaded.items())
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_the_command_takes_a_file_and_a_folder(
+    command: str, folder: Path, tmp_path: Path, narrow: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that does not fit ends it before the first step, and a sentence says what is wrong with which file."""
+    weights = tmp_path / "imagenet.pth"
+    words = [command, "maskrcnn-xcit-s-coco", "--data-dir", str(folder), "--out", str(tmp_path / "out")]
+    words += ["--pretrained", str(weights)]
+    assert main(words) == 2
+    assert f"there is no file of weights {weights}" in capsys.readouterr().err
+    torch.save(timm.create_model("xcit_small_12_p16_224", embed_dim=64, num_heads=2).state_dict(), weights)
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert f"{weights} has no weights that fit xcit_small_12_p16_224" in error
+    assert "size mismatch for cls_token" in error
+    assert not (tmp_path / "out" / "results.jsonl").exists()
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["config"]["pretrained"] == str(weights)
+
+
+def test_a_run_without_weights_says_so(narrow: None) -> None:
+    with pytest.warns(UserWarning, match="random weights, but the published results .* --pretrained FILE"):
+        RECIPES["maskrcnn-xcit-s-coco"].model()
+
+
+def test_without_a_folder_the_command_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "maskrcnn-xcit-m-coco"]) == 2
+    assert "--data-dir names the folder that holds annotations/" in capsys.readouterr().err
+    assert main(["train", "maskrcnn-xcit-m-coco", "--hub"]) == 2
+    assert "leave --hub out" in capsys.readouterr().err
+
+
+def test_categories_are_counted(folder: Path, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="2 categories for 80 classes: good for a smoke run"):
+        RECIPES["maskrcnn-xcit-s-coco"].from_source(Source(folder)).data()
+    more = write_coco(tmp_path, categories=[{"id": i, "name": str(i)} for i in range(1, 82)])
+    with pytest.raises(ValueError, match="81 categories, but the model has 80 classes"):
+        RECIPES["maskrcnn-xcit-s-coco"].from_source(Source(more)).data()
+
+
+# ----------------------------------------------------------------------------------------------------- many devices
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
+def test_two_processes_train_and_score_what_one_does(tmp_path: Path) -> None:
+    """Regions to learn from are drawn at random in each process, so losses are near and not the same."""
+    curves = []
+    for name, launcher in (
+        ("one", []),
+        ("two", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]),
+    ):
+        done = subprocess.run(
+            [sys.executable, *launcher, "-m", "tests.recipes.detecting", str(tmp_path / name)],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        (line,) = read_lines(tmp_path / name / "results.jsonl")
+        assert line["metrics"]["images"] == 7  # the eighth, which fills the last batch, is not counted
+        curves.append([point["train_loss"] for point in line["curve"]])
+        assert len(json.loads((tmp_path / name / "examples.json").read_text())["conditioned"]) == 4
+    one, two = curves
+    assert len(one) == 2
+    assert two == pytest.approx(one, rel=0.1)
