@@ -1,7 +1,12 @@
 """ListOps: the grammar, the answers by another evaluator, and files that do not depend on how they were made."""
 
 import json
+import os
 import random
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -261,6 +266,27 @@ def test_the_command_tells_how_far_it_is_in_plain_lines(
     assert "made with other settings" in capsys.readouterr().err
     assert main(["verify", str(tmp_path)]) == 2
     assert json.loads((tmp_path / "a" / "listops.json").read_text())["grammar"]["max_length"] == 2000
+
+
+@pytest.mark.slow
+def test_an_interruption_at_the_keyboard_is_one_sentence(tmp_path: Path) -> None:
+    """Two workers, which the terminal interrupts too; what they finish then is kept."""
+    command = [sys.executable, "-m", "wellcond.data.lra", "listops", str(tmp_path), "--workers", "2"]
+    # A shell without job control may have told us to ignore it, and that would be handed on.
+    default = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    finally:
+        signal.signal(signal.SIGINT, default)
+    parts = tmp_path / "parts"
+    while running.poll() is None and not list(parts.glob("0*-*[0-9]")):
+        time.sleep(0.05)
+    os.killpg(running.pid, signal.SIGINT)
+    told = running.communicate(timeout=60)[1]
+    assert running.returncode == 130
+    assert "Traceback" not in told
+    assert told.rstrip().endswith("wellcond: stopped; the same command goes on from there")
+    assert not list(parts.glob("*.writing"))
 
 
 @pytest.mark.slow

@@ -17,9 +17,13 @@ from wellcond.data.lra.sequences import Pixels, Sequences, byte_ids
 from wellcond.recipes import RECIPES, Source
 from wellcond.recipes.lra import LRA
 from wellcond.recipes.lra_small import LRA_SMALL
+from wellcond.report import write_report
+from wellcond.report.folder import read_run
+from wellcond.report.kappas import panels
 from wellcond.running import call_model
 from wellcond.tasks.sequences import SequenceClassification
 from wellcond.training.arms import select_arms
+from wellcond.training.compare import compare
 from wellcond.training.train import train
 
 SHAPES = {"listops": 2048, "text": 4096, "retrieval": 4096, "image": 1024, "pathfinder": 1024}
@@ -176,6 +180,31 @@ def test_small_recipes_train(name: str, tmp_path: Path) -> None:
     assert {(row.layer, row.head) for row in result.rows if row.site == "attention.output"} == {
         (0, 0), (0, 1), (1, 0), (1, 1)
     }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_bars_of_figure_4(tmp_path: Path) -> None:
+    """Tokens, first layer, all layers: each the mean over the heads' own κ, in every arm."""
+    recipe, arms = small("listops-short"), ["baseline", "conditioned"]
+    compare(recipe, select_arms(arms), [0], tmp_path, command="x", max_steps=2, subset=48)
+    run = read_run(tmp_path)
+    found = {panel.quantity: panel for panel in panels(run.rows or [], arms)}
+    assert set(found) == {"tokens", "first_layer", "all_layers"}
+    for quantity, layers in (("first_layer", {0}), ("all_layers", {0, 1})):
+        for arm in arms:
+            heads = [
+                item.row
+                for item in run.rows or []
+                if item.arm == arm and item.row.site == "attention.output" and item.row.layer in layers
+            ]
+            assert {(row.layer, row.head) for row in heads} == {(i, head) for i in layers for head in (0, 1)}
+            attribute = "kappa_pinv" if found[quantity].symbol == "κ⁺" else "kappa"
+            expected = np.mean([getattr(row, attribute) for row in heads])
+            assert found[quantity].averages()[arm] == pytest.approx(expected)
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    for quantity in found:
+        assert (tmp_path / "plots" / f"bars-{quantity}.png").is_file()
+    assert page.count("averaged over training, ") == 3
 
 
 @pytest.mark.parametrize("name", ["listops-short", "pixel-digits"])

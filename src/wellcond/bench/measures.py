@@ -72,23 +72,32 @@ def saved_ratio(x: Tensor, method: Method, gradient: Any) -> float:
 
 
 def peak_ratio(x: Tensor, method: Method) -> float:
-    """Most bytes that X + C holds at one time beyond X, over the bytes of X.
+    """Most bytes that X + C holds at one time beyond X, over the bytes of X."""
+
+    def work() -> None:
+        with torch.no_grad():
+            conditioned_tokens(x, method=method)
+
+    return peak_bytes(work, x.device.type) / (x.numel() * x.element_size())
+
+
+def peak_bytes(work: Work, device: str) -> int:
+    """Most bytes held at one time beyond those held before.
 
     On a CPU with one thread, because the allocator's record is kept per thread: each further thread adds
     its own working space, that of one matrix.
     """
-    size = x.numel() * x.element_size()
-    if x.device.type == "cuda":
+    if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        conditioned_tokens(x, method=method)
-        return (torch.cuda.max_memory_allocated() - before) / size
+        work()
+        return torch.cuda.max_memory_allocated() - before
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         activities = [torch.profiler.ProfilerActivity.CPU]
-        with torch.no_grad(), torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-            conditioned_tokens(x, method=method)
+        with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+            work()
     finally:
         torch.set_num_threads(threads)
     recorded = profile.profiler.kineto_results.events()
@@ -99,4 +108,4 @@ def peak_ratio(x: Tensor, method: Method) -> float:
         peak = max(peak, held)
     if not changes:
         raise RuntimeError("the profiler recorded no allocation; this build of torch cannot measure memory")
-    return peak / size
+    return peak

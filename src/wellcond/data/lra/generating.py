@@ -11,12 +11,14 @@ import contextlib
 import json
 import multiprocessing
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-PART_SIZE = 500
+PART_SIZE = 200
 """Samples in a part: at most the work of some ten seconds is lost."""
 
 WritePart = Callable[[range, Path], None]
@@ -79,13 +81,27 @@ def _made(write: WritePart, missing: list[tuple[range, Path]], workers: int) -> 
     # A forked process could inherit a lock of a thread that it does not have.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(min(workers, len(missing)), context) as pool:
-        futures = [pool.submit(_written, write, part, path) for part, path in missing]
+        with _born_deaf_to_interrupts():
+            futures = [pool.submit(_written, write, part, path) for part, path in missing]
         try:
             for future in concurrent.futures.as_completed(futures):
                 yield future.result()
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+@contextlib.contextmanager
+def _born_deaf_to_interrupts() -> Iterator[None]:
+    """Processes that start inside ignore Ctrl-C: they end the part they are at, and their parent ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _written(write: WritePart, part: range, path: Path) -> int:
