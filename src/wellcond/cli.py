@@ -39,6 +39,7 @@ def compare(
     out: Path | None = None,
     arms: Names | None = None,
     hypotheses: Path | None = None,
+    budget: str | None = None,
     max_steps: int | None = None,
     subset: int | None = None,
     pretrained: str | None = None,
@@ -56,6 +57,7 @@ def compare(
         out: folder of the results, default runs/RECIPE; finished runs in it are kept.
         arms: what to train, see `wellcond recipes`; default: the recipe's.
         hypotheses: text file with a line for each thing you expect, written before the run; the report repeats it.
+        budget: for Crammed BERT, another budget: micro-batches, or hours of this machine such as 24h.
         max_steps: stop after so many optimizer steps; the learning rate's schedule ends there too.
         subset: train and test on so many samples each, spread over the data.
         pretrained: folder of the model that a fine-tuning starts from, or file of a detector's ImageNet weights;
@@ -74,7 +76,7 @@ def compare(
     from wellcond.training.compare import compare as compare_arms
     from wellcond.training.console import make_console, measurements_table, narrated, results_table
 
-    chosen = _chosen(recipe).from_source(_source(data_dir, hub, corrupt))
+    chosen = _chosen(recipe, budget).from_source(_source(data_dir, hub, corrupt))
     _require_counts(seeds=seeds, epochs=epochs, max_steps=max_steps, subset=subset)
     if epochs is not None:
         chosen = dataclasses.replace(chosen, epochs=epochs, steps=None)
@@ -123,6 +125,7 @@ def train(
     conditioned: bool = False,
     arm: str | None = None,
     out: Path | None = None,
+    budget: str | None = None,
     max_steps: int | None = None,
     subset: int | None = None,
     save_every: int | None = None,
@@ -141,6 +144,7 @@ def train(
         conditioned: the same as --arm conditioned.
         arm: what to train, see `wellcond recipes`; default: baseline.
         out: folder of the results, default runs/RECIPE-ARM-seedSEED.
+        budget: for Crammed BERT, another budget: micro-batches, or hours of this machine such as 24h.
         max_steps: stop after so many optimizer steps; the learning rate's schedule ends there too.
         subset: train and test on so many samples each, spread over the data.
         save_every: optimizer steps between checkpoints; default: at every evaluation.
@@ -158,7 +162,7 @@ def train(
 
     if conditioned and arm not in (None, "conditioned"):
         raise ValueError(f"--conditioned means --arm conditioned, but --arm is {arm}; give one of them")
-    chosen = _chosen(recipe).from_source(_source(data_dir, hub, corrupt))
+    chosen = _chosen(recipe, budget).from_source(_source(data_dir, hub, corrupt))
     if pretrained is not None:
         chosen = chosen.from_pretrained(pretrained)
     data = chosen.data()
@@ -202,12 +206,12 @@ def _require_counts(**values: int | None) -> None:
             raise ValueError(f"--{name.replace('_', '-')} counts from 1, got {value}")
 
 
-def _chosen(name: str) -> Recipe:
+def _chosen(name: str, budget: str | None) -> Recipe:
     from wellcond.recipes import RECIPES
 
     if name not in RECIPES:
         raise ValueError(f"no recipe {name!r}; there are {', '.join(RECIPES)}")
-    return RECIPES[name]
+    return RECIPES[name] if budget is None else RECIPES[name].from_budget(budget)
 
 
 def _source(data_dir: Path | None, hub: bool, corrupt: Literal["fatal", "skip"]) -> Source:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -141,7 +142,7 @@ def read_corpus(sequences: int, source: Source) -> Split:
 
 
 def crammed_bert_recipe(micro_batches: int = MICRO_BATCHES) -> Recipe:
-    """Pretraining at the published size with a budget of micro-batches; `micro_batches_in` makes them of hours.
+    """Pretraining at the published size with a budget of micro-batches; `micro_batches_of` makes them of hours.
 
     >>> crammed_bert_recipe(10_000).steps
     509
@@ -149,7 +150,7 @@ def crammed_bert_recipe(micro_batches: int = MICRO_BATCHES) -> Recipe:
     read = partial(read_corpus, micro_batches * MICRO_BATCH)
     return Recipe(
         name="crammed-bert",
-        title="Crammed BERT on the Pile, or on any text",
+        title=f"Crammed BERT on the Pile, or on any text, {micro_batches:,} micro-batches",
         model=crammed_bert,
         data=partial(read, Source()),
         read=read,
@@ -171,8 +172,32 @@ def crammed_bert_recipe(micro_batches: int = MICRO_BATCHES) -> Recipe:
         measurements=20,  # ours
         evaluation_batch=64,  # ours
         arms=WITHOUT_POSITIONS,
+        budget=lambda text: crammed_bert_recipe(micro_batches_of(text)),
         cost="about a day of one GPU [cramming]; 20 GB of disk with --hub",
     )
+
+
+def micro_batches_of(budget: str) -> int:
+    """What a budget comes to: a number of micro-batches, or of hours with an h behind it.
+
+    Raises:
+        ValueError: the text is neither, or it is hours and several processes were started.
+
+    >>> micro_batches_of("600000")
+    600000
+    """
+    found = re.fullmatch(r"(\d+)|(\d+\.?\d*)h", budget.strip())
+    count = int(found[1] or 0) if found else 0
+    if found and found[2] and float(found[2]) > 0:
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            raise ValueError(
+                "several processes would time their hours each for itself: give --budget a number of micro-batches, "
+                "which the command tells for hours in one process"
+            )
+        count = max(1, micro_batches_in(float(found[2])))
+    if count < 1:
+        raise ValueError(f"--budget is a number of micro-batches or hours such as 24h, got {budget!r}")
+    return count
 
 
 def micro_batches_in(hours: float, *, micro_batch: int = MICRO_BATCH, timed: int = 10) -> int:
@@ -184,7 +209,9 @@ def micro_batches_in(hours: float, *, micro_batch: int = MICRO_BATCH, timed: int
     import statistics
     import time
 
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    # A build for an accelerator names it as the current one on machines without it, too.
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    device = found or torch.device("cpu")
     model = crammed_bert().to(device)
     ids = torch.randint(5, VOCABULARY, (micro_batch, LENGTH), device=device)
     labels = torch.where(torch.rand(ids.shape, device=device) < MASKING.share, ids, NOT_PREDICTED)
