@@ -11,7 +11,8 @@ from wellcond.monitor import Row
 from wellcond.report import DARK, LIGHT, bars_figure, layers_figure, spectrum_figure
 from wellcond.report.folder import MeasuredRow
 from wellcond.report.kappas import panels
-from wellcond.report.style import marks, png
+from wellcond.report.style import legend, marks, png
+from wellcond.report.style import panel as empty_panel
 
 
 def measured(arm, seed, step, site, layer, head, kappa, pinv=None):
@@ -142,6 +143,20 @@ def test_layers_refuse_nothing_and_several_steps():
         layers_figure([])
     with pytest.raises(ValueError, match=r"one step are expected, not of steps \[3, 4\]"):
         layers_figure([*layer_rows(), Row(4, "tokens", None, None, 2.0, 2.0, 4, 1.0, 0.5, "b.0", 1)])
+
+
+@pytest.mark.parametrize(
+    "arms", [("baseline", "conditioned", "conditioned-paper"), ("baseline", "conditioned", "rescaled")]
+)
+def test_the_legend_is_inside_the_figure(arms):
+    figure, axes = empty_panel("κ", LIGHT)
+    for arm in arms:
+        axes.plot([0, 1], [0, 1], "o:", label=arm)
+    legend(figure, axes, LIGHT)
+    figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+    assert figure.bbox.x0 <= box.x0
+    assert box.x1 <= figure.bbox.x1
 
 
 def test_an_arm_keeps_its_mark_and_arms_differ():

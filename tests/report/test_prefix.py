@@ -8,7 +8,7 @@ import pytest
 from tests.report.synthetic import write_run
 from tests.report.test_page import Page
 from wellcond.report import read_run, write_report
-from wellcond.report.prefix import prefix_lines
+from wellcond.report.prefix import prefix_figure, prefix_lines
 from wellcond.report.words import verdicts
 
 ARMS = ("baseline", "conditioned", "rescaled")
@@ -76,3 +76,15 @@ def test_the_page_shows_both_losses_and_the_gap(tmp_path: Path) -> None:
 def test_other_tasks_have_no_such_section(tmp_path: Path) -> None:
     page = Page(write_report(write_run(tmp_path / "run", arms=ARMS)).read_text(encoding="utf-8"))
     assert "prefixes" not in page.text
+
+
+def test_no_text_of_the_figure_is_cut_off(tmp_path: Path) -> None:
+    figure = prefix_figure(prefix_lines(read_run(language_run(tmp_path / "run", 0.6, 0.2))))
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    whole = figure.bbox
+    for text in (axes.xaxis.label, *axes.get_yticklabels(), *axes.texts):
+        box = text.get_window_extent()
+        assert whole.x0 <= box.x0, text
+        assert box.x1 <= whole.x1, text
+        assert box.y0 >= whole.y0, text

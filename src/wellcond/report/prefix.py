@@ -68,7 +68,7 @@ def prefix_figure(
     >>> [text.get_text() for text in prefix_figure([line]).axes[0].texts]
     ['gap 0.5']
     """
-    figure, axes = panel(title, theme, height=1.35 + 0.42 * len(lines), width=4.4)
+    figure, axes = panel(title, theme, height=1.55 + 0.42 * len(lines), width=4.4)
     for place, line in enumerate(lines):
         colour = theme.colours[2] if line.arm.leaks else theme.colours[1]
         ends = [line.whole.mean, line.prefix.mean]
@@ -84,7 +84,7 @@ def prefix_figure(
     axes.set_ylim(len(lines) - 0.5, -0.7)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("nats a token, lower is better; hollow: whole block, filled: prefix alone")
+    axes.set_xlabel("nats a token, lower is better\nhollow: whole block, filled: prefix alone")
     axes.margins(x=0.08)
     axes.locator_params(axis="x", nbins=6)
     return figure

@@ -98,7 +98,7 @@ def legend(figure: Figure, axes: Axes, theme: Theme) -> None:
     """The legend below the axes, where it never covers data."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        columns = 2 if sum(map(len, labels)) > 40 or len(labels) == 4 else 3
+        columns = 2 if sum(map(len, labels)) > 32 or len(labels) == 4 else 3
         figure.legend(
             handles,
             labels,
