@@ -1,7 +1,7 @@
 """Crammed BERT: the encoder of Geiping and Goldstein, "Cramming" (arXiv 2212.14034), for transformers.
 
 Source of every choice: https://github.com/JonasGeiping/cramming, ``config/arch/crammed-bert.yaml`` and
-``architectures/crammed_bert.py``. What differs from there is said in ``docs/crammed_bert.md``.
+``architectures/crammed_bert.py``. What differs from there is said in ``docs/language.md``.
 """
 
 from __future__ import annotations
