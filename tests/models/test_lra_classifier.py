@@ -15,6 +15,7 @@ from wellcond.models.lra_classifier import (
     nystromformer,
     softmax_transformer,
 )
+from wellcond.training.spectra import token_spectra
 
 VOCABULARY, LENGTH = 16, 32
 SMALL = {"num_landmarks": 8, "conv_kernel_size": 5, "hidden_size": 16, "intermediate_size": 32}
@@ -240,6 +241,27 @@ def test_conditioning_and_measuring(pairs: bool) -> None:
             for tokens, real in zip(kept[0], masks, strict=True)
         ]
         assert outputs[head].kappa == pytest.approx(sum(expected) / len(expected), rel=1e-3)
+
+
+@pytest.mark.parametrize("arm", ["baseline", "conditioned"])
+def test_spectra_are_of_real_tokens(arm: str) -> None:
+    """Padding is not conditioned: with it the report's σ after conditioning would not look conditioned."""
+    model, inputs = SequenceClassifier(encoder(), 10).eval(), batch()
+    inputs["attention_mask"][0] = (torch.arange(LENGTH) < 12).long()
+    with torch.no_grad():
+        real = model.encoder.embeddings(inputs["input_ids"][:1, :12])  # type: ignore[union-attr, operator]
+    if arm == "conditioned":
+        wc.condition_(model)
+    spectra = token_spectra(model, inputs)
+    assert spectra["before"] is not None
+    assert len(spectra["before"]) == 12
+    if arm == "conditioned":
+        assert spectra["after"] is not None
+        assert max(spectra["after"]) / min(spectra["after"]) <= 2.002
+    else:
+        assert spectra["before"] == pytest.approx(torch.linalg.svdvals(real[0].double()).tolist(), rel=1e-5)
+        assert spectra["after"] is None
+    assert not [p for p in model.encoder._forward_pre_hooks if arm == "baseline"]  # type: ignore[union-attr]
 
 
 def test_tokens_before_positions_have_the_rank_of_their_table() -> None:
