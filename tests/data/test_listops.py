@@ -269,24 +269,29 @@ def test_the_command_tells_how_far_it_is_in_plain_lines(
 
 
 @pytest.mark.slow
-def test_an_interruption_at_the_keyboard_is_one_sentence(tmp_path: Path) -> None:
-    """Two workers, which the terminal interrupts too; what they finish then is kept."""
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_two_workers_are_stopped(how: signal.Signals, tmp_path: Path) -> None:
+    """Ctrl-C reaches the workers too, and is one sentence; those of a parent that was killed do not stay behind."""
     command = [sys.executable, "-m", "wellcond.data.lra", "listops", str(tmp_path), "--workers", "2"]
     # A shell without job control may have told us to ignore it, and that would be handed on.
-    default = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     finally:
-        signal.signal(signal.SIGINT, default)
+        signal.signal(signal.SIGINT, before)
     parts = tmp_path / "parts"
     while running.poll() is None and not list(parts.glob("0*-*[0-9]")):
         time.sleep(0.05)
-    os.killpg(running.pid, signal.SIGINT)
-    told = running.communicate(timeout=60)[1]
-    assert running.returncode == 130
+    if how == signal.SIGINT:
+        os.killpg(running.pid, how)
+    else:
+        os.kill(running.pid, how)
+    told = running.communicate(timeout=60)[1]  # returns when no process has the pipe open any more
     assert "Traceback" not in told
-    assert told.rstrip().endswith("wellcond: stopped; the same command goes on from there")
-    assert not list(parts.glob("*.writing"))
+    if how == signal.SIGINT:
+        assert running.returncode == 130
+        assert told.rstrip().endswith("wellcond: stopped; the same command goes on from there")
+        assert not list(parts.glob("*.writing"))
 
 
 @pytest.mark.slow

@@ -80,7 +80,8 @@ def _made(write: WritePart, missing: list[tuple[range, Path]], workers: int) -> 
         return
     # A forked process could inherit a lock of a thread that it does not have.
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(min(workers, len(missing)), context) as pool:
+    processes = min(workers, len(missing))
+    with concurrent.futures.ProcessPoolExecutor(processes, context, _end_with_parent) as pool:
         with _born_deaf_to_interrupts():
             futures = [pool.submit(_written, write, part, path) for part, path in missing]
         try:
@@ -89,6 +90,18 @@ def _made(write: WritePart, missing: list[tuple[range, Path]], workers: int) -> 
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for work forever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextlib.contextmanager
