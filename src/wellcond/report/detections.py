@@ -24,6 +24,9 @@ from wellcond.report.plots import Plot
 from wellcond.report.style import Theme, marks
 
 COLUMNS = 3
+ROOM = 0.1
+"""The share of an image's height that a label needs above its box."""
+
 THERE, DARK_TEXT = "#e8c33c", "#1d2430"
 """Of what is there: a colour that no arm has, seen on dark images and bright ones alike, and its text."""
 
@@ -63,7 +66,7 @@ def detection_plots(run: RunFolder) -> Iterator[Plot]:
         counts = ", ".join(f"{arm} {len(example.found)}" for arm, example in of_arms.items())
         yield Plot(
             f"detections {index + 1}",
-            f"Test image {index + 1}: {len(there)} objects there; found with a score of a half or more: {counts}.",
+            f"Test image {index + 1}: {_counted(there)} there; found with a score of a half or more: {counts}.",
             f"objects drawn on test image {index + 1}: {_names(there)} there; "
             + "; ".join(f"{arm} found {_names(example.found)}" for arm, example in of_arms.items()),
             partial(detections_figure, of_arms, run.baseline.name),
@@ -113,13 +116,14 @@ def _draw(axes: Axes, shown: Shown, colour: str, text: str) -> None:
     axes.add_patch(
         Rectangle((left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor=colour, lw=1.4)
     )
+    height = axes.images[0].get_size()[0]
     axes.text(
         left - 0.5,
         top - 0.5,
         shown.name if shown.score is None else f"{shown.name} {shown.score:.2f}",
         color=text,
         fontsize=6.5,
-        va="bottom",
+        va="bottom" if top >= ROOM * height else "top",  # above the box, or inside it where there is no room
         clip_on=True,
         bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.2},
     )
@@ -173,6 +177,10 @@ def _shown(entry: Mapping[str, Any], size: tuple[int, int]) -> Shown:
         mask = runs.decode({"size": list(size), "counts": runs_of_it["counts"].encode("ascii")})
     left, top, right, bottom = map(float, entry["box"])
     return Shown(str(entry["name"]), (left, top, right, bottom), entry.get("score"), mask)
+
+
+def _counted(objects: Sequence[Shown]) -> str:
+    return "1 object" if len(objects) == 1 else f"{len(objects)} objects"
 
 
 def _names(objects: Sequence[Shown]) -> str:
