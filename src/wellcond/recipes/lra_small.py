@@ -1,6 +1,6 @@
-"""The Long Range Arena at a size that learns on one CPU core: short expressions, small images, digits pixel by pixel.
+"""The Long Range Arena at a size for one CPU core: short expressions, small images, digits pixel by pixel.
 
-All numbers are ours.
+All numbers are ours. Short expressions and digits are learned within a minute; small Pathfinder is not within minutes.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ PATHFINDER_16 = Recipe(
     learning_rate=2e-3,
     weight_decay=0.01,
     arms=WITHOUT_POSITIONS,
-    cost="not measured",
+    # Seen: baseline and conditioned, seed 0, 2 min of user CPU time each: a constant answer, loss 0.69. So did two
+    # dashes a path and no distractors, learning rates 1e-3 to 3e-3, for up to 1,100 steps.
+    cost="about 2 min of one CPU core, in which it learns nothing",
 )
 
 PIXEL_DIGITS = Recipe(
