@@ -82,20 +82,23 @@ def commands() -> list[tuple[Path, int, list[str]]]:
 
 
 def test_commands_exist_and_take_these_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every ``wellcond`` line is parsed by the real command line, with the work taken out."""
+    """Every line of ``wellcond`` or of the LRA's generator is parsed by the real command line, the work taken out."""
     pytest.importorskip("tyro")
     from wellcond import cli
+    from wellcond.data.lra import __main__ as lra
 
     def without_work(command: Callable[..., Any]) -> Callable[..., Any]:
         return functools.wraps(command)(lambda *args, **kwargs: 0)
 
-    monkeypatch.setattr(
-        cli, "COMMANDS", {name: without_work(command) for name, command in cli.COMMANDS.items()}
-    )
+    for module in (cli, lra):
+        idle = {name: without_work(command) for name, command in module.COMMANDS.items()}
+        monkeypatch.setattr(module, "COMMANDS", idle)
     others = {"pip", "torchrun", "accelerate", "make"}
     for page, line, words in commands():
         if words[0] == "wellcond":
             assert cli.main(words[1:]) == 0, f"{page}, line {line}"
+        elif words[:3] == ["python", "-m", "wellcond.data.lra"]:
+            assert lra.main(words[3:]) == 0, f"{page}, line {line}"
         elif words[0] == "python":
             assert (ROOT / words[1]).is_file(), f"{page}, line {line}"
         else:
