@@ -130,7 +130,8 @@ def sections(run: RunFolder, measured: list[Panel]) -> list[Section]:
     if found := list(detection_plots(run)):
         parts.insert(1, ("detections", "What is found", "", found))
     texts = {
-        "kappa": f"{mean} and, for attention, over heads (and layers) of softmax(QKᵀ/√d)V.",
+        "kappa": f"{mean} and, for attention, over heads (and layers). Attention means what each head returns, "
+        "softmax(QKᵀ/√d)V or its counterpart.",
         "bars": "The three groups of bars of the paper's Figures 2, 3 and 4. All three figures share one axis.",
         "detections": "The first test images, in each arm with the first seed that was trained.",
         "spectra": "One real sample at the place where the correction is added. All figures share one axis.",
