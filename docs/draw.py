@@ -21,7 +21,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import wellcond as wc
 from wellcond.report import read_run
+from wellcond.report.detections import detections_figure, read_examples
 from wellcond.report.prefix import prefix_figure, prefix_lines
+from wellcond.report.style import LIGHT
 from wellcond.theory import fixed_correction
 from wellcond.theory.on_model import load_images, tokens_and_inputs
 
@@ -191,8 +193,15 @@ def leak() -> Any:
     return prefix_figure(prefix_lines(read_run(HERE.parent / "records" / "2026-12-01-leak")))
 
 
+def detections() -> Any:
+    """What each arm of a detector finds on a test image, from the record."""
+    run = read_run(HERE.parent / "records" / "2026-12-01-maskrcnn-digits")
+    examples = read_examples(run.path / "examples.json", [arm.name for arm in run.arms])
+    return detections_figure({arm: images[0] for arm, images in examples.items()}, run.baseline.name, LIGHT)
+
+
 PICTURES: tuple[Callable[[], Any], ...] = (
-    cloud, spectrum, similarity, layers, scopes, strength, tangent_kernel, leak,
+    cloud, spectrum, similarity, layers, scopes, strength, tangent_kernel, leak, detections,
 )  # fmt: skip
 
 
