@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from wellcond import decompositions
+from wellcond import decompositions, float64, parallel
 from wellcond import newton as newton_module
-from wellcond.decompositions import for_each, gram_matrix, parts_of
+from wellcond.float64 import apply, gram_matrix
 from wellcond.linalg import choose_method, polar, spectrum
 from wellcond.newton import SCHEDULES, SORTING, THRESHOLD, evaluate, newton, optimal_quintic
+from wellcond.parallel import for_each, parts_of
 from wellcond.tokens import conditioned_tokens
 
 
@@ -42,12 +43,46 @@ def isometry_error(factor: Tensor, rank: int) -> float:
 # -------------------------------------------------------------------------------------------------- gram
 
 
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("with_numpy", [False, True])
 @pytest.mark.parametrize(("n", "d"), [(7, 3), (300, 130), (2500, 128), (64, 64)])
-def test_gram_matrix_is_symmetric_and_right_over_blocks(n: int, d: int) -> None:
-    x = torch.randn(2, n, d, generator=torch.Generator().manual_seed(0))
+def test_products_in_float64_are_right_over_blocks(
+    n: int, d: int, with_numpy: bool, by_columns: bool, monkeypatch: Any
+) -> None:
+    """With numpy (extra ``fast``) and without it."""
+    if not with_numpy:
+        monkeypatch.setattr(float64, "numpy_and_its_blas", lambda: None)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((2, d, n) if by_columns else (2, n, d), generator=generator)
+    x = x.mT if by_columns else x
     found = gram_matrix(x, None)
     torch.testing.assert_close(found, x.double().mT @ x.double())
-    assert torch.equal(found, found.mT) or (found - found.mT).abs().max() < 1e-10
+    assert (found - found.mT).abs().max() < 1e-10
+    matrix, out = torch.randn(2, d, d, generator=generator, dtype=torch.float64), torch.empty(2, n, d)
+    apply(x, None, matrix, out)
+    torch.testing.assert_close(out, (x.double() @ matrix).float())
+
+
+def test_numpy_is_used_and_not_needed(monkeypatch: Any) -> None:
+    assert parallel.numpy_and_its_blas() is not None
+    monkeypatch.setitem(sys.modules, "threadpoolctl", None)
+    parallel.numpy_and_its_blas.cache_clear()
+    try:
+        assert parallel.numpy_and_its_blas() is None
+        x = with_sigma(torch.logspace(0, -2, 100), 400, 100)
+        assert isometry_error(polar(x, method="gram").factor, 100) < 5e-5
+    finally:
+        parallel.numpy_and_its_blas.cache_clear()
+
+
+def test_what_is_not_finite_is_no_warning_of_numpys() -> None:
+    x = torch.randn(3, 300, 130, generator=torch.Generator().manual_seed(0))
+    x[1, 5, 7] = torch.inf
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        factor = polar(x, method="gram").factor
+    assert factor[1].isnan().all()
+    assert factor[[0, 2]].isfinite().all()
 
 
 @pytest.mark.parametrize("kappa_log", [1, 2, 3, 4, 5, 6])
@@ -131,7 +166,7 @@ def test_threads_leave_the_process_as_it_was_and_do_everything_once(flops: int) 
         f"flops = {flops}"
         + """
 import torch
-from wellcond.decompositions import for_each
+from wellcond.parallel import for_each
 torch.set_num_threads(2)
 seen = []
 def do(part):

@@ -15,11 +15,13 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+
+from wellcond.float64 import apply, gram_matrix, power_of_two, to_float64
+from wellcond.parallel import for_each, parts_of
 
 DECOMPOSITION_NOISE = 16.0 * torch.finfo(torch.float64).eps
 """Singular values below this share of σ₁ are noise of a float64 decomposition, whatever the input's dtype."""
@@ -49,11 +51,6 @@ FᵀX needs no check of its own in ``gram``: F = X·P with P = V diag(≥ 0) V�
 `eigh` returned, and then PXᵀXP = V_r V_rᵀ makes FᵀX = P·XᵀX the (semidefinite) inverse of P on the range."""
 
 PROBES = 8
-BLOCK_ENTRIES = 1 << 17
-SMALL_SAMPLE = 1 << 15
-"""Samples with fewer entries than this are worked on together; larger ones one at a time, in cache."""
-WORTH_THREADS = 10**8
-"""Arithmetic of a batch from which starting threads, some milliseconds, is little beside it."""
 
 
 # ---------------------------------------------------------------------------------------- the operator
@@ -158,41 +155,6 @@ def batched_vmap(operator: Any) -> Callable[..., tuple[tuple[Tensor, ...], tuple
 
 
 decompose.register_vmap(batched_vmap(decompose))
-
-
-def parts_of(x: Tensor) -> Iterator[slice]:
-    """Samples done together. It depends on their shape alone, so that a sample's result does not depend on
-    its neighbours, and on accelerators, which want everything at once, it is the whole batch."""
-    step = max(1, SMALL_SAMPLE // max(1, x[0].numel())) if x.device.type == "cpu" else len(x)
-    for start in range(0, len(x), step):
-        yield slice(start, start + step)
-
-
-def for_each(do: Callable[[slice], int], parts: list[slice], device: torch.device, flops: int) -> list[int]:
-    """`do` on every part; on a CPU with several threads side by side, one thread each.
-
-    LAPACK on one small matrix does not profit from threads, a batch does; and below `WORTH_THREADS` one thread
-    does it all, because threads that wait for each other cost more than the work. The threads live for one call: a
-    pool that outlived it would hang in a forked data loader. Each starts with torch's own number of threads
-    and then turns to one for itself; the last line gives later threads of the process their default back.
-    """
-    threads = torch.get_num_threads()
-    workers = min(threads, len(parts))
-    if device.type != "cpu" or threads == 1 or workers == 1 or workers < threads // 2:
-        return [do(part) for part in parts]
-
-    def alone() -> None:
-        torch.get_num_threads()  # the first call in a thread sets the process's default; only then may it change
-        torch.set_num_threads(1)
-
-    try:
-        if flops < WORTH_THREADS:
-            torch.set_num_threads(1)
-            return [do(part) for part in parts]
-        with ThreadPoolExecutor(workers, initializer=alone) as pool:
-            return list(pool.map(do, parts))
-    finally:
-        torch.set_num_threads(threads)
 
 
 # ------------------------------------------------------------------------------------------ the methods
@@ -328,26 +290,6 @@ def warn_fallback(method: str, failed: int, total: int, shape: tuple[int, int]) 
 # -------------------------------------------------------------------------------------------- their parts
 
 
-def power_of_two(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The exponent ``(...)`` of the largest entry of every matrix, 0 where it is not finite, and where that is."""
-    largest = torch.maximum(x.amax((-2, -1)), -x.amin((-2, -1)))
-    bad = ~largest.isfinite()
-    return torch.where(bad, 0, torch.frexp(largest.double()).exponent), bad
-
-
-def to_float64(x: Tensor, scale: Tensor | None) -> Tensor:
-    """X·2^-scale in float64, in two steps because 2^-scale itself can overflow for subnormal numbers."""
-    if scale is None:
-        return x.double()
-    half = (-scale) // 2
-    one = torch.ones_like(scale, dtype=torch.float64)
-    return (
-        x.double()
-        * torch.ldexp(one, half)[..., None, None]
-        * torch.ldexp(one, -scale - half)[..., None, None]
-    )
-
-
 def unscale(sigma: Tensor, scale: Tensor | None, bad: Tensor, out: Tensor) -> Tensor:
     """σ·2^scale, and NaN in σ and F where X was not finite."""
     sigma = sigma if scale is None else torch.ldexp(sigma, scale[:, None])
@@ -355,35 +297,6 @@ def unscale(sigma: Tensor, scale: Tensor | None, bad: Tensor, out: Tensor) -> Te
         out.masked_fill_(bad[:, None, None], torch.nan)
         sigma = sigma.masked_fill(bad[:, None], torch.nan)
     return sigma
-
-
-def row_blocks(x: Tensor) -> Iterator[slice]:
-    """Blocks of rows whose float64 copy stays in cache, and small beside X."""
-    rows = max(256, BLOCK_ENTRIES // max(1, len(x) * x.shape[-1]))
-    for start in range(0, x.shape[-2], rows):
-        yield slice(start, start + rows)
-
-
-def gram_matrix(x: Tensor, scale: Tensor | None, basis: Tensor | None = None) -> Tensor:
-    """XᵀX, or (XB)ᵀ(XB), in float64: ``(b, d, d)``. Of the symmetric result only the upper half, by blocks."""
-    d = x.shape[-1] if basis is None else basis.shape[-1]
-    out = x.new_zeros((len(x), d, d), dtype=torch.float64)
-    width = d if d < 128 else -(-d // 4)
-    for rows in row_blocks(x):
-        y = to_float64(x[:, rows], scale)
-        y = y if basis is None else y @ basis
-        for start in range(0, d, width):
-            stop = min(start + width, d)
-            out[:, start:stop, :stop] += y[:, :, start:stop].mT @ y[:, :, :stop]
-    for start in range(width, d, width):
-        out[:, :start, start : start + width] = out[:, start : start + width, :start].mT
-    return out
-
-
-def apply(x: Tensor, scale: Tensor | None, matrix: Tensor, out: Tensor) -> None:
-    """``out`` = X·matrix, multiplied in float64."""
-    for rows in row_blocks(x):
-        out[:, rows] = to_float64(x[:, rows], scale) @ matrix
 
 
 def onto_range(v: Tensor, sigma: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from wellcond.decompositions import decompose, onto_range, power_of_two, to_float64, tolerance
+from wellcond.decompositions import decompose, onto_range, tolerance
+from wellcond.float64 import power_of_two, to_float64
 from wellcond.newton import checked_newton, newton, newton_adjoint, rank_of
 from wellcond.sharded import is_distributed, on_local_batch
 

@@ -17,14 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wellcond.decompositions import (
-    batched_vmap,
-    decompose,
-    for_each,
-    full_precision,
-    parts_of,
-    warn_fallback,
-)
+from wellcond.decompositions import batched_vmap, decompose, full_precision, warn_fallback
+from wellcond.parallel import for_each, parts_of
 
 THRESHOLD = (2 / 3) ** 0.5
 CUSHION = 0.05

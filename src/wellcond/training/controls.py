@@ -157,7 +157,8 @@ def _ratio_of_gains(x: Tensor, p: Tensor, t: Tensor) -> float:
     weight = torch.where(inside, sigma[..., :1] / sigma, 0.0)
 
     def gain(rows: Tensor) -> Tensor:
-        return (rows + (rows @ vh.mT * weight[..., None, :]) @ vh).norm() / rows.norm()
+        turned = rows + (rows @ vh.mT * weight[..., None, :]) @ vh
+        return torch.linalg.vector_norm(turned) / torch.linalg.vector_norm(rows)
 
     return float(gain(p) / gain(t))
 
