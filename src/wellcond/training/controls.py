@@ -156,11 +156,11 @@ def _ratio_of_gains(x: Tensor, p: Tensor, t: Tensor) -> float:
     inside = sigma > (noise * (x.shape[-2] ** -0.5 + x.shape[-1] ** -0.5))[..., None]
     weight = torch.where(inside, sigma[..., :1] / sigma, 0.0)
 
-    def gain(rows: Tensor) -> Tensor:
+    def gain(rows: Tensor) -> float:
         turned = rows + (rows @ vh.mT * weight[..., None, :]) @ vh
-        return torch.linalg.vector_norm(turned) / torch.linalg.vector_norm(rows)
+        return float(turned.norm() / rows.norm())
 
-    return float(gain(p) / gain(t))
+    return gain(p) / gain(t)
 
 
 def _owner(module: nn.Module, path: str) -> Any:
