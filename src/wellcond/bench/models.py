@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-SEQUENCES = {"bert": 128, "gpt2": 1024, "nystromformer": 4096}
+SEQUENCES = {"crammed-bert": 128, "gpt2": 1024, "nystromformer": 4096}
 
 
 def build(name: str) -> nn.Module:
@@ -20,8 +20,10 @@ def build(name: str) -> nn.Module:
         return model
     import transformers as hf
 
-    if name == "bert":
-        return hf.BertForMaskedLM(hf.BertConfig())
+    if name == "crammed-bert":
+        from wellcond.models.crammed_bert import CrammedBertConfig, CrammedBertForMaskedLM
+
+        return CrammedBertForMaskedLM(CrammedBertConfig())
     if name == "gpt2":
         return hf.GPT2LMHeadModel(hf.GPT2Config())
     return hf.NystromformerForSequenceClassification(
@@ -43,6 +45,8 @@ def step(model: nn.Module, name: str, batch: int) -> None:
     if name in SEQUENCES:
         ids = torch.randint(0, 32, (batch, SEQUENCES[name]))
         labels = ids if name != "nystromformer" else torch.zeros(batch, dtype=torch.long)
+        if name == "crammed-bert":
+            labels = torch.where(torch.arange(ids.shape[1]) % 4 == 0, ids, -100)  # a quarter is predicted
         loss: Any = model(input_ids=ids, labels=labels).loss
     else:
         output: Tensor | tuple[Tensor, ...] = model(torch.randn(batch, 3, 224, 224))

@@ -40,7 +40,7 @@ SHAPES = (
     Shape("Swin-B", 16, 3136, 128, "swin_base_patch4_window7_224"),
     Shape("DaViT-B", 16, 3136, 128, "davit_base"),
     Shape("XCiT-M", 64, 196, 512, "xcit_medium_24_p16_224"),
-    Shape("BERT", 64, 128, 768, "bert"),
+    Shape("BERT", 64, 128, 768, "crammed-bert"),
     Shape("GPT-2 sequence", 4, 1024, 768),
     Shape("GPT-2 table", 1, 50257, 768, "gpt2"),
     Shape("LRA", 16, 4096, 64, "nystromformer", share=0.03),
