@@ -42,15 +42,19 @@ KEPT_APART = 1e-4
 FLOAT32_KAPPA = 1.5e3
 """κ⁺ up to which F = X V_r S⁻¹ V_rᵀ is formed in float32: its rounding error is about 6e-8·κ⁺."""
 
-ISOMETRY_ERROR = 1e-4
+FLOAT32_FULL = 1.5e4
+"""The same for κ·√d at full rank, where ‖(FᵀF − 1)z‖ below was 4e-9 to 2.1e-8 times κ·√d (d from 64 to 768), and a
+factor that fails is formed twice."""
+
+ISOMETRY_ERROR = 4e-4
 """Largest ‖(FᵀF − V_r V_rᵀ)z‖ over the Gaussian probes z that passes.
 
 With E = FᵀF − V_r V_rᵀ a factor keeps κ⁺(X+C) ≤ 2.002 up to ‖E‖₂ = 1.3e-3. If E has one direction, ‖Ez‖ stays
-below ‖E‖₂/13 with probability 0.06 for one Gaussian z and 2e-10 for all eight; if it has more, with less.
+below 0.31‖E‖₂ with probability 0.24 for one Gaussian z and 1.5e-10 for all sixteen; if it has more, with less.
 FᵀX needs no check of its own in ``gram``: F = X·P with P = V diag(≥ 0) Vᵀ positive semidefinite whatever
 `eigh` returned, and then PXᵀXP = V_r V_rᵀ makes FᵀX = P·XᵀX the (semidefinite) inverse of P on the range."""
 
-PROBES = 8
+PROBES = 16
 
 
 # ---------------------------------------------------------------------------------------- the operator
@@ -207,7 +211,7 @@ def gram_polar(x: Tensor, noise: Tensor, rank_tol: float | None, out: Tensor) ->
 
     failed = torch.ones_like(bad)
     # In float32 only for a lone sample, so that no sample depends on its neighbours.
-    if len(x) == 1 and x.dtype == torch.float32 and float32_suffices(sigma, inverse):
+    if len(x) == 1 and x.dtype == torch.float32 and float32_suffices(sigma, inverse, inside):
         apply_float32(x[0], v[0][:, inside[0]], inverse[0][inside[0]], out[0])
         failed = ~(passes() | bad)
     if failed.any():
@@ -222,10 +226,11 @@ def gram_polar(x: Tensor, noise: Tensor, rank_tol: float | None, out: Tensor) ->
     return v, sigma, int(failed.sum())
 
 
-def float32_suffices(sigma: Tensor, inverse: Tensor) -> bool:
+def float32_suffices(sigma: Tensor, inverse: Tensor, inside: Tensor) -> bool:
     """Whether X V_r S⁻¹ V_rᵀ may be formed in float32: κ⁺ moderate, and no entry near the ends of its range."""
     largest, steepest = float(sigma.max()), float(inverse.max())
-    return largest * steepest <= FLOAT32_KAPPA and largest < 1e30 and steepest < 1e30
+    limit = min(FLOAT32_KAPPA, FLOAT32_FULL / inside.numel() ** 0.5) if inside.all() else FLOAT32_KAPPA
+    return largest * steepest <= limit and largest < 1e30 and steepest < 1e30
 
 
 def apply_float32(x: Tensor, v: Tensor, inverse: Tensor, out: Tensor) -> None:
@@ -306,7 +311,7 @@ def onto_range(v: Tensor, sigma: Tensor) -> Tensor:
 
 
 def gaussian_probes(d: int, device: torch.device) -> Tensor:
-    """The same d×8 normal numbers in every call, ``float64``."""
+    """The same d×16 normal numbers in every call, ``float64``."""
     return torch.randn(d, PROBES, generator=torch.Generator().manual_seed(d), dtype=torch.float64).to(device)
 
 

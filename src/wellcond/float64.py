@@ -14,7 +14,8 @@ from torch import Tensor
 from wellcond.parallel import numpy_and_its_blas
 
 BLOCK_ENTRIES = 1 << 17
-"""Of a float64 copy: 1 MiB stays in cache."""
+"""Of a float64 copy: 1 MiB stays in cache. Beyond d = 256 a block has 2d rows, so that the d×d matrix that every
+block goes through costs less than the block's own work; but never more than a quarter of all."""
 
 
 def power_of_two(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,33 +66,36 @@ def apply(x: Tensor, scale: Tensor | None, matrix: Tensor, out: Tensor) -> None:
 
 
 def _row_blocks(x: Any) -> list[slice]:
-    """Rows of ``(..., N, d)`` whose float64 copy stays in cache."""
+    """Rows of ``(..., N, d)`` that are made float64 together, all blocks alike."""
     n, d = x.shape[-2:]
-    blocks = max(1, min(-(-n * d // BLOCK_ENTRIES), n // 256))
-    count = max(1, -(-n // blocks))
+    rows = min(max(BLOCK_ENTRIES // max(1, d), 2 * d), max(256, n // 4))
+    count = max(1, -(-n // max(1, round(n / rows))))
     return [slice(start, min(start + count, n)) for start in range(0, n, count)]
 
 
 def _add_squares(numpy: Any, a: Any, gram: Any) -> None:
     """gram += aᵀa, few long calls of numpy: see `wellcond.parallel`."""
     blocks = _row_blocks(a)
-    space = _space(numpy, a, blocks)
+    space, product = _space_like(a, blocks[0].stop), torch.empty_like(torch.from_numpy(gram)).numpy()
     for rows in blocks:
         y = space[: rows.stop - rows.start]
         numpy.copyto(y, a[rows])
         with numpy.errstate(all="ignore"):  # what is not finite is told apart later
-            gram += y.T @ y
+            gram += numpy.matmul(y.T, y, out=product)
 
 
-def _space(numpy: Any, a: Any, blocks: list[slice]) -> Any:
-    """A block of float64 in the order of ``a``, used for one after another."""
-    return numpy.empty((blocks[0].stop, a.shape[1]), order="F" if a.flags.f_contiguous else "C")
+def _space_like(a: Any, rows: int) -> Any:
+    """Room for ``rows`` of ``a`` in float64 and in its order; torch's memory, so that it is counted with the rest."""
+    if a.flags.f_contiguous:
+        return torch.empty(a.shape[1], rows, dtype=torch.float64).numpy().T
+    return torch.empty(rows, a.shape[1], dtype=torch.float64).numpy()
 
 
 def _multiply(numpy: Any, a: Any, matrix: Any, out: Any) -> None:
     """out = a·matrix."""
     blocks = _row_blocks(a)
-    space, result = _space(numpy, a, blocks), numpy.empty((blocks[0].stop, matrix.shape[1]))
+    space = _space_like(a, blocks[0].stop)
+    result = torch.empty(blocks[0].stop, matrix.shape[1], dtype=torch.float64).numpy()
     for rows in blocks:
         count = rows.stop - rows.start
         numpy.copyto(space[:count], a[rows])
