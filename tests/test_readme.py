@@ -3,6 +3,8 @@
 import contextlib
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import wellcond
@@ -30,3 +32,15 @@ def test_every_name_exists():
 def test_every_link_into_the_repository_exists():
     for target in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_the_table_of_cost_is_that_of_the_recorded_benchmark() -> None:
+    """Nobody types these numbers."""
+    (folder,) = {ROOT / found for found in re.findall(r"\((records/[\d-]+-bench)\)", README)}
+    printed = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "cost_table.py", folder],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert printed.stdout.strip() in README
