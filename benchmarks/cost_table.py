@@ -18,23 +18,23 @@ NAMES = {
 }
 
 
+def between(values: list[float], digits: int) -> str:
+    return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
+
+
 def cost_table(folder: Path) -> list[str]:
     """Lines of Markdown: milliseconds of a batch and the speed against the SVD, each from lowest to highest κ(X)."""
     record = json.loads((folder / "bench.json").read_text(encoding="utf-8"))
-    shares = {step["shape"]: step for step in record["steps"]}
-    lines = [
-        "| Model | tokens | polar factor, ms a batch | times faster than the SVD | share of a forward and backward |"
-    ]
-    lines.append("|---|---|---|---|---|")
+    shares = {step["shape"]: step["share"] for step in record["steps"]}
+    columns = "Model", "tokens", "polar factor, ms a batch", "times faster than the SVD", "share of a step"
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for shape, name in NAMES.items():
         rows = [row for row in record["rows"] if row["shape"] == shape]
         batch = "×".join(map(str, rows[0]["size"]))
-        times = [row["auto"] * 1e3 for row in rows]
-        faster = [row["speedup"] for row in rows]
-        share = f"{shares[shape]['share']:.2%}" if shape in shares else "–"
-        lines.append(
-            f"| {name} | {batch} | {min(times):.0f} to {max(times):.0f} | {min(faster):.1f} to {max(faster):.1f} | {share} |"
-        )
+        times = between([row["auto"] * 1e3 for row in rows], 0)
+        faster = between([row["speedup"] for row in rows], 1)
+        share = f"{shares[shape]:.2%}" if shape in shares else "–"
+        lines.append(f"| {name} | {batch} | {times} | {faster} | {share} |")
     return lines
 
 
