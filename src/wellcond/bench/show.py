@@ -96,6 +96,10 @@ def plots(record: dict[str, Any], out: Path) -> None:
     axis.barh([p - 0.2 for p in places], [row["over_floor"] for row in rows], 0.4, label="wellcond auto")
     axis.set_yticks(list(places), [f"{row['label']}, κ {row['kappa']}" for row in rows], fontsize=7)
     axis.invert_yaxis()
-    axis.set(xscale="log", xlabel="time over the floor (one Gram product and one application, float32)")
+    axis.set(
+        xscale="log",
+        xlim=(1, None),
+        xlabel="time over the floor (one Gram product and one application, float32)",
+    )
     axis.legend()
     figure.savefig(out / "ratios.svg")
