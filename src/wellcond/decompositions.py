@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from wellcond.float64 import apply, gram_matrix, power_of_two, to_float64
-from wellcond.parallel import for_each, parts_of
+from wellcond.parallel import for_each, large_sample, parts_of
 
 DECOMPOSITION_NOISE = 16.0 * torch.finfo(torch.float64).eps
 """Singular values below this share of σ₁ are noise of a float64 decomposition, whatever the input's dtype."""
@@ -91,7 +91,9 @@ def decompose(
             return failed
 
     with full_precision():
-        failed = sum(for_each(do, list(parts_of(flat)), x.device, flops=count * d * d * (n + 9 * d)))
+        failed = sum(
+            for_each(do, list(parts_of(flat, TOGETHER[method])), x.device, flops=count * d * d * (n + 9 * d))
+        )
     if failed:
         warn_fallback(method, failed, count, (n, d))
     bad = sigma[:, 0].isnan()
@@ -209,14 +211,18 @@ def gram_polar(x: Tensor, noise: Tensor, rank_tol: float | None, out: Tensor) ->
         error: Tensor = torch.linalg.vector_norm((z @ out.mT) @ out - expected, dim=-1).amax(-1)
         return error <= ISOMETRY_ERROR
 
-    failed = torch.ones_like(bad)
-    # In float32 only for a lone sample, so that no sample depends on its neighbours.
-    if len(x) == 1 and x.dtype == torch.float32 and float32_suffices(sigma, inverse, inside):
-        apply_float32(x[0], v[0][:, inside[0]], inverse[0][inside[0]], out[0])
-        failed = ~(passes() | bad)
+    in_float32 = float32_suffices(sigma, inverse, inside) & (large_sample(x) and x.dtype == torch.float32)
+    for i in in_float32.nonzero().flatten().tolist():
+        apply_float32(x[i], v[i][:, inside[i]], inverse[i][inside[i]], out[i])
+    failed = ~(in_float32 & passes()) if in_float32.any() else ~in_float32
     if failed.any():
-        apply(x, scale, (v * inverse[:, None, :]) @ v.mT, out)
-        polish(out, v, inside & (sigma < UNPOLISHED * sigma[:, :1]))
+        inverse_root = gram_matrix((v * inverse.sqrt()[:, None, :]).mT, None)  # V_r S⁻¹ V_rᵀ
+        if failed.all():
+            apply(x, scale, inverse_root, out)
+        else:
+            for i in failed.nonzero().flatten().tolist():
+                apply(x[i : i + 1], None, inverse_root[i : i + 1], out[i : i + 1])
+        polish(out, v, inside & (sigma < UNPOLISHED * sigma[:, :1]) & failed[:, None])
         failed = ~(passes() | bad)
     sigma = unscale(sigma, scale, bad, out)
     if failed.any():
@@ -226,11 +232,12 @@ def gram_polar(x: Tensor, noise: Tensor, rank_tol: float | None, out: Tensor) ->
     return v, sigma, int(failed.sum())
 
 
-def float32_suffices(sigma: Tensor, inverse: Tensor, inside: Tensor) -> bool:
-    """Whether X V_r S⁻¹ V_rᵀ may be formed in float32: κ⁺ moderate, and no entry near the ends of its range."""
-    largest, steepest = float(sigma.max()), float(inverse.max())
-    limit = min(FLOAT32_KAPPA, FLOAT32_FULL / inside.numel() ** 0.5) if inside.all() else FLOAT32_KAPPA
-    return largest * steepest <= limit and largest < 1e30 and steepest < 1e30
+def float32_suffices(sigma: Tensor, inverse: Tensor, inside: Tensor) -> Tensor:
+    """Where X V_r S⁻¹ V_rᵀ may be formed in float32: κ⁺ moderate, and no entry near the ends of its range."""
+    largest, steepest = sigma.amax(-1), inverse.amax(-1)
+    at_full_rank = min(FLOAT32_KAPPA, FLOAT32_FULL / sigma.shape[-1] ** 0.5)
+    limit = torch.where(inside.all(-1), at_full_rank, FLOAT32_KAPPA)
+    return (largest * steepest <= limit) & (largest < 1e30) & (steepest < 1e30)
 
 
 def apply_float32(x: Tensor, v: Tensor, inverse: Tensor, out: Tensor) -> None:
@@ -281,6 +288,11 @@ DECOMPOSITIONS: dict[str, Callable[[Tensor, Tensor, float | None, Tensor], tuple
     "svd": svd_polar,
     "gram": gram_polar,
 }
+
+
+TOGETHER = {"svd": 1, "gram": 8}
+"""Samples worked on by one thread at a time. Threads share Python's lock and wait for each other at every call, so that
+fewer calls are faster; ``svd`` would hold float64 copies of all of them."""
 
 
 def warn_fallback(method: str, failed: int, total: int, shape: tuple[int, int]) -> None:

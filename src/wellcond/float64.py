@@ -68,7 +68,7 @@ def apply(x: Tensor, scale: Tensor | None, matrix: Tensor, out: Tensor) -> None:
 def _row_blocks(x: Any) -> list[slice]:
     """Rows of ``(..., N, d)`` that are made float64 together, all blocks alike."""
     n, d = x.shape[-2:]
-    rows = min(max(BLOCK_ENTRIES // max(1, d), 2 * d), max(256, n // 4))
+    rows = max(BLOCK_ENTRIES // max(1, d), min(2 * d, n // 4))
     count = max(1, -(-n // max(1, round(n / rows))))
     return [slice(start, min(start + count, n)) for start in range(0, n, count)]
 
@@ -77,10 +77,10 @@ def _add_squares(numpy: Any, a: Any, gram: Any) -> None:
     """gram += aᵀa, few long calls of numpy: see `wellcond.parallel`."""
     blocks = _row_blocks(a)
     space, product = _space_like(a, blocks[0].stop), torch.empty_like(torch.from_numpy(gram)).numpy()
-    for rows in blocks:
-        y = space[: rows.stop - rows.start]
-        numpy.copyto(y, a[rows])
-        with numpy.errstate(all="ignore"):  # what is not finite is told apart later
+    with numpy.errstate(all="ignore"):  # what is not finite is told apart later
+        for rows in blocks:
+            y = space[: rows.stop - rows.start]
+            numpy.copyto(y, a[rows])
             gram += numpy.matmul(y.T, y, out=product)
 
 
@@ -96,9 +96,8 @@ def _multiply(numpy: Any, a: Any, matrix: Any, out: Any) -> None:
     blocks = _row_blocks(a)
     space = _space_like(a, blocks[0].stop)
     result = torch.empty(blocks[0].stop, matrix.shape[1], dtype=torch.float64).numpy()
-    for rows in blocks:
-        count = rows.stop - rows.start
-        numpy.copyto(space[:count], a[rows])
-        with numpy.errstate(all="ignore"):
-            numpy.matmul(space[:count], matrix, out=result[:count])
-        out[rows] = result[:count]
+    with numpy.errstate(all="ignore"):
+        for rows in blocks:
+            count = rows.stop - rows.start
+            numpy.copyto(space[:count], a[rows])
+            out[rows] = numpy.matmul(space[:count], matrix, out=result[:count])

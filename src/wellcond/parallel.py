@@ -12,15 +12,26 @@ import torch
 from torch import Tensor
 
 SMALL_SAMPLE = 1 << 15
-"""Samples with fewer entries than this are worked on together; larger ones one at a time, in cache."""
+"""Samples with fewer entries than this are worked on together."""
+SMALL_MATRICES = 1 << 18
+"""Of larger ones as many as asked for, if every thread has its share and d×d of them have no more entries than this."""
 WORTH_THREADS = 10**8
 """Arithmetic of a batch from which starting threads, some milliseconds, is little beside it."""
 
 
-def parts_of(x: Tensor) -> Iterator[slice]:
-    """Samples done together. It depends on their shape alone, so that a sample's result does not depend on
-    its neighbours, and on accelerators, which want everything at once, it is the whole batch."""
-    step = max(1, SMALL_SAMPLE // max(1, x[0].numel())) if x.device.type == "cpu" else len(x)
+def large_sample(x: Tensor) -> bool:
+    """Whether X ``(b, N, d)`` has samples on a CPU that are worth a call of their own."""
+    return x.device.type == "cpu" and x.shape[-2] * x.shape[-1] >= SMALL_SAMPLE
+
+
+def parts_of(x: Tensor, together: int = 1) -> Iterator[slice]:
+    """Samples done together: small ones, and larger ones up to ``together``. On accelerators, which want everything at
+    once, the whole batch. Work on them must not let one depend on its neighbours."""
+    step = len(x)
+    if x.device.type == "cpu":
+        n, d = x.shape[-2:]
+        share = -(-len(x) // torch.get_num_threads())
+        step = max(1, SMALL_SAMPLE // max(1, n * d), min(together, share, SMALL_MATRICES // max(1, d * d)))
     for start in range(0, len(x), step):
         yield slice(start, start + step)
 
