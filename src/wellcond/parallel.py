@@ -30,7 +30,7 @@ def parts_of(x: Tensor, together: int = 1) -> Iterator[slice]:
     step = len(x)
     if x.device.type == "cpu":
         n, d = x.shape[-2:]
-        share = -(-len(x) // torch.get_num_threads())
+        share = -(-len(x) // max(2, torch.get_num_threads()))  # half at most, for the memory
         step = max(1, SMALL_SAMPLE // max(1, n * d), min(together, share, SMALL_MATRICES // max(1, d * d)))
     for start in range(0, len(x), step):
         yield slice(start, start + step)
