@@ -5,7 +5,7 @@ one opaque operator around them, so that checks and fallbacks, which look at val
 ``vmap`` and autograd.
 
 Precision of ``gram``. XᵀX squares κ, so it is formed in float64 (2e-16·κ² is 2e-4 at κ = 1e6), which costs
-two float32 products, or 1.25 with the lower half left out. Small directions are polished, and very small ones
+two float32 products, or one where numpy leaves the lower half out. Small directions are polished, and very small ones
 found again from X itself, projected on them. F = X V_r S⁻¹ V_rᵀ is formed in float32 where κ⁺ allows it, else in
 float64.
 """
@@ -323,7 +323,7 @@ def onto_range(v: Tensor, sigma: Tensor) -> Tensor:
 
 
 def gaussian_probes(d: int, device: torch.device) -> Tensor:
-    """The same d×16 normal numbers in every call, ``float64``."""
+    """The same d×`PROBES` normal numbers in every call, ``float64``."""
     return torch.randn(d, PROBES, generator=torch.Generator().manual_seed(d), dtype=torch.float64).to(device)
 
 

@@ -6,6 +6,7 @@ half, being symmetric.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -42,10 +43,10 @@ def gram_matrix(x: Tensor, scale: Tensor | None, basis: Tensor | None = None) ->
     """XᵀX, or (XB)ᵀ(XB) with B ``(d, k)``, of X·2^-scale: ``(b, d, d)`` or ``(b, k, k)``."""
     side = x.shape[-1] if basis is None else basis.shape[-1]
     gram = x.new_zeros((len(x), side, side), dtype=torch.float64)
-    found = numpy_and_its_blas()
-    if found is not None and x.device.type == "cpu" and scale is None and basis is None:
+    numpy = _numpy_for(x, scale)
+    if numpy is not None and basis is None:
         for a, g in zip(x.detach().numpy(), gram.numpy(), strict=True):
-            _add_squares(found[0], a, g)
+            _add_squares(numpy, a, g)
         return gram
     for rows in _row_blocks(x):
         y = to_float64(x[:, rows], scale)
@@ -56,19 +57,25 @@ def gram_matrix(x: Tensor, scale: Tensor | None, basis: Tensor | None = None) ->
 
 def apply(x: Tensor, scale: Tensor | None, matrix: Tensor, out: Tensor) -> None:
     """``out`` = X·2^-scale·M, M ``(b, d, k)``."""
-    found = numpy_and_its_blas()
-    if found is not None and x.device.type == "cpu" and scale is None:
+    numpy = _numpy_for(x, scale)
+    if numpy is not None:
         for a, m, f in zip(x.detach().numpy(), matrix.numpy(), out.numpy(), strict=True):
-            _multiply(found[0], a, m, f)
+            _multiply(numpy, a, m, f)
         return
     for rows in _row_blocks(x):
         out[:, rows] = to_float64(x[:, rows], scale) @ matrix
 
 
+def _numpy_for(x: Tensor, scale: Tensor | None) -> Any:
+    """numpy, where it is installed and X needs no scaling on a CPU; else None."""
+    found = numpy_and_its_blas()
+    return None if found is None or x.device.type != "cpu" or scale is not None else found[0]
+
+
 def _row_blocks(x: Any) -> list[slice]:
-    """Rows of ``(..., N, d)`` that are made float64 together, all blocks alike."""
+    """Rows of ``(..., N, d)`` that are made float64 together, of all samples at once; all blocks alike."""
     n, d = x.shape[-2:]
-    rows = max(BLOCK_ENTRIES // max(1, d), min(2 * d, n // 4))
+    rows = max(BLOCK_ENTRIES // max(1, math.prod(x.shape[:-2]) * d), min(2 * d, n // 4), 1)
     count = max(1, -(-n // max(1, round(n / rows))))
     return [slice(start, min(start + count, n)) for start in range(0, n, count)]
 
