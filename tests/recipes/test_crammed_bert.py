@@ -92,14 +92,13 @@ def test_the_small_one_gets_clearly_below_the_unigram_entropy_of_its_text(
 ) -> None:
     """The text is that of the Python at hand and differs from one version to the next; so do entropy and loss."""
     recipe = dataclasses.replace(CRAMMED_BERT_PYDOC, evaluations=1, measurements=1)
-    result = trained(recipe, pydoc, "baseline", tmp_path, 600)
+    result = trained(recipe, pydoc, "baseline", tmp_path, 920)
     assert result.metrics["loss"] < pydoc.details["unigram_entropy"] - 0.25
     wanted = torch.cat([torch.as_tensor(pydoc.test[i]["labels"]) for i in range(len(pydoc.test))])
     wanted = wanted[wanted != -100]
     commonest = wanted.bincount().max().item() / len(wanted)
-    assert result.metrics["accuracy"] > 100 * (0.1 + 0.9 * commonest), (
-        "copying what is not hidden, else a guess"
-    )
+    copied_or_guessed = 100 * (0.1 + 0.9 * commonest)
+    assert result.metrics["accuracy"] > copied_or_guessed + 4.2
 
 
 @pytest.mark.parametrize("arm", CRAMMED_BERT_PYDOC.arms)
