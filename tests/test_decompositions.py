@@ -75,9 +75,10 @@ def test_numpy_is_used_and_not_needed(monkeypatch: Any) -> None:
         parallel.numpy_and_its_blas.cache_clear()
 
 
-def test_what_is_not_finite_is_no_warning_of_numpys() -> None:
-    x = torch.randn(3, 300, 130, generator=torch.Generator().manual_seed(0))
-    x[1, 5, 7] = torch.inf
+@pytest.mark.parametrize("shape", [(30, 6), (300, 130), (300, 170)])
+def test_what_is_not_finite_is_no_warning_of_numpys(shape: tuple[int, int]) -> None:
+    x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
+    x[1, 5, 4] = torch.inf
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         factor = polar(x, method="gram").factor
@@ -131,6 +132,28 @@ def test_a10_a_wrong_eigendecomposition_is_noticed_repaired_and_reported_once(mo
     torch.testing.assert_close(factor, polar(x, method="svd").factor)
 
 
+@pytest.mark.parametrize("kappa_log", [1, 4, 6])
+@pytest.mark.parametrize("d", [130, 170])
+def test_a_wrong_eigendecomposition_is_noticed_whatever_is_formed_from_it(
+    kappa_log: int, d: int, monkeypatch: Any
+) -> None:
+    """In float32, in float64 where the check is made beside X, and in float64 where it is made on the factor."""
+    honest = decompositions.eigh
+
+    def turned(gram: Tensor) -> tuple[Tensor, Tensor]:
+        values, vectors = honest(gram)
+        mixed = vectors[..., :2] @ torch.tensor([[0.8, -0.6], [0.6, 0.8]], dtype=torch.float64)
+        return values, torch.cat([mixed, vectors[..., 2:]], -1)
+
+    x = with_sigma(torch.logspace(0, -kappa_log, d, dtype=torch.float64), 400, d)[None]
+    expected = polar(x, method="svd").factor
+    assert isometry_error(polar(x, method="gram").factor, d) < 5e-5
+    monkeypatch.setattr(decompositions, "eigh", turned)
+    with pytest.warns(UserWarning, match="1 of 1"):
+        factor = polar(x, method="gram").factor
+    torch.testing.assert_close(factor, expected)
+
+
 def test_a_lone_bad_sample_does_not_touch_its_neighbours(monkeypatch: Any) -> None:
     honest = torch.linalg.eigh
 
@@ -161,7 +184,7 @@ def test_large_samples_of_every_kind_are_the_same_alone_and_side_by_side(
     x = ((left * sigma[:, None, :]) @ right.mT).float()
     x[5, 7, 3] = torch.nan
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # all in one part, whatever the machine
-    assert len(list(parts_of(x, together=8))) < len(x) == len(list(parts_of(x)))
+    assert len(parts_of(x, 10**9, together=8)) < len(x) == len(parts_of(x, 10**9))
     whole = polar(x, method=method)
     for i in range(len(x)):
         alone = polar(x[i], method=method)
@@ -170,6 +193,21 @@ def test_large_samples_of_every_kind_are_the_same_alone_and_side_by_side(
 
 
 # ----------------------------------------------------------------------------------------------- threads
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 64])
+@pytest.mark.parametrize("flops", [0, 10**12])
+@pytest.mark.parametrize("shape", [(65, 17), (196, 196), (50000, 64)])
+def test_parts_are_all_samples_once_and_as_many_for_every_thread(
+    count: int, flops: int, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    parts = parts_of(torch.empty(count, *shape), flops, together=8)
+    assert [i for part in parts for i in range(count)[part]] == list(range(count))
+    if flops:
+        assert len(parts) == count or len(parts) % 4 == 0
+    sizes = [len(range(count)[part]) for part in parts]
+    assert not sizes or max(sizes) - min(sizes) <= 1
 
 
 @pytest.mark.parametrize("flops", [0, 10**12])

@@ -5,8 +5,8 @@ one opaque operator around them, so that checks and fallbacks, which look at val
 ``vmap`` and autograd.
 
 Precision of ``gram``. XᵀX squares κ, so it is formed in float64 (2e-16·κ² is 2e-4 at κ = 1e6), which costs
-two float32 products, or one where numpy leaves the lower half out. Small directions are polished, and very small ones
-found again from X itself, projected on them. F = X V_r S⁻¹ V_rᵀ is formed in float32 where κ⁺ allows it, else in
+two float32 products, or one where numpy leaves the lower half out. Small directions are polished where the check asks
+for it, and very small ones found again from X itself, projected on them. F = X V_r S⁻¹ V_rᵀ is formed in float32 where κ⁺ allows it, else in
 float64.
 """
 
@@ -20,7 +20,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from wellcond.float64 import apply, gram_matrix, power_of_two, to_float64
+from wellcond.float64 import (
+    apply,
+    eigh,
+    gram_matrix,
+    power_of_two,
+    product,
+    symmetric_square,
+    to_float64,
+)
 from wellcond.parallel import for_each, large_sample, parts_of
 
 DECOMPOSITION_NOISE = 16.0 * torch.finfo(torch.float64).eps
@@ -33,8 +41,9 @@ DROWNED = {torch.float32: 3e-7, torch.float64: 1e-5}
 """Below this share of σ₁ a singular vector of XᵀX in float64 (error 7e-16·κ²) is not good enough for the dtype of
 the input: it is found again from X itself. A float32 SVD has lost it to 6e-8·κ long before."""
 
-UNPOLISHED = 2e-5
-"""Below this share of σ₁ that error, 1e-6 and more, is squared by one Newton-Schulz step on those directions."""
+UNPOLISHED = 2e-6
+"""Where a factor does not pass, one Newton-Schulz step squares the error of the directions below this share of σ₁,
+which is 1e-4 and more."""
 
 KEPT_APART = 1e-4
 """What is projected out for that: directions above this share of σ₁, which XᵀX knows to 1e-7."""
@@ -42,19 +51,22 @@ KEPT_APART = 1e-4
 FLOAT32_KAPPA = 1.5e3
 """κ⁺ up to which F = X V_r S⁻¹ V_rᵀ is formed in float32: its rounding error is about 6e-8·κ⁺."""
 
-FLOAT32_FULL = 1.5e4
+FLOAT32_FULL = 1.4e4
 """The same for κ·√d at full rank, where ‖(FᵀF − 1)z‖ below was 4e-9 to 2.1e-8 times κ·√d (d from 64 to 768), and a
 factor that fails is formed twice."""
 
-ISOMETRY_ERROR = 4e-4
+ISOMETRY_ERROR = 3e-4
 """Largest ‖(FᵀF − V_r V_rᵀ)z‖ over the Gaussian probes z that passes.
 
 With E = FᵀF − V_r V_rᵀ a factor keeps κ⁺(X+C) ≤ 2.002 up to ‖E‖₂ = 1.3e-3. If E has one direction, ‖Ez‖ stays
-below 0.31‖E‖₂ with probability 0.24 for one Gaussian z and 1.5e-10 for all sixteen; if it has more, with less.
+below 0.23‖E‖₂ with probability 0.18 for one Gaussian z and 1e-6 for all eight; if it has more, with less.
 FᵀX needs no check of its own in ``gram``: F = X·P with P = V diag(≥ 0) Vᵀ positive semidefinite whatever
 `eigh` returned, and then PXᵀXP = V_r V_rᵀ makes FᵀX = P·XᵀX the (semidefinite) inverse of P on the range."""
 
-PROBES = 16
+PROBES = 8
+
+KNOWN_KAPPA = 1e5
+"""κ⁺ up to which PXᵀXP stands for FᵀF where both products with X were in float64: they are wrong by 3e-16·κ², 3e-6."""
 
 
 # ---------------------------------------------------------------------------------------- the operator
@@ -90,10 +102,9 @@ def decompose(
                 v[part] = v_part
             return failed
 
+    flops = count * d * d * (n + 9 * d)
     with full_precision():
-        failed = sum(
-            for_each(do, list(parts_of(flat, TOGETHER[method])), x.device, flops=count * d * d * (n + 9 * d))
-        )
+        failed = sum(for_each(do, parts_of(flat, flops, TOGETHER[method]), x.device, flops))
     if failed:
         warn_fallback(method, failed, count, (n, d))
     bad = sigma[:, 0].isnan()
@@ -192,7 +203,7 @@ def gram_polar(x: Tensor, noise: Tensor, rank_tol: float | None, out: Tensor) ->
     bad = ~squares.isfinite() if bad is None else bad
     if bad.any():
         gram, squares = gram.masked_fill(bad[:, None, None], 0.0), squares.masked_fill(bad, 0.0)
-    eigenvalues, v = torch.linalg.eigh(gram)
+    eigenvalues, v = eigh(gram)
     sigma, v = eigenvalues.flip(-1).clamp_(min=0).sqrt_(), v.flip(-1)
     tol = tolerance(squares.sqrt(), sigma[:, 0], noise, rank_tol)
     for i in drowned(sigma, tol, DROWNED[x.dtype]).nonzero().flatten().tolist():
@@ -200,36 +211,54 @@ def gram_polar(x: Tensor, noise: Tensor, rank_tol: float | None, out: Tensor) ->
             x[i : i + 1], None if scale is None else scale[i : i + 1], sigma[i], v[i]
         )
 
-    inside = sigma > tol[:, None]
-    sigma = sigma * inside
-    inverse = torch.where(inside, 1 / sigma, 0.0)
-    probes = gaussian_probes(x.shape[-1], x.device)
-    expected = ((probes.mT @ v) * inside[:, None, :]) @ v.mT
-
-    def passes() -> Tensor:
-        z = probes.mT.to(out.dtype)
-        error: Tensor = torch.linalg.vector_norm((z @ out.mT) @ out - expected, dim=-1).amax(-1)
-        return error <= ISOMETRY_ERROR
-
-    in_float32 = float32_suffices(sigma, inverse, inside) & (large_sample(x) and x.dtype == torch.float32)
-    for i in in_float32.nonzero().flatten().tolist():
-        apply_float32(x[i], v[i][:, inside[i]], inverse[i][inside[i]], out[i])
-    failed = ~(in_float32 & passes()) if in_float32.any() else ~in_float32
-    if failed.any():
-        inverse_root = gram_matrix((v * inverse.sqrt()[:, None, :]).mT, None)  # V_r S⁻¹ V_rᵀ
-        if failed.all():
-            apply(x, scale, inverse_root, out)
-        else:
-            for i in failed.nonzero().flatten().tolist():
-                apply(x[i : i + 1], None, inverse_root[i : i + 1], out[i : i + 1])
-        polish(out, v, inside & (sigma < UNPOLISHED * sigma[:, :1]) & failed[:, None])
-        failed = ~(passes() | bad)
+    sigma = sigma * (sigma > tol[:, None])
+    failed = ~(form_factor(x, scale, gram, v, sigma, out) | bad)
     sigma = unscale(sigma, scale, bad, out)
     if failed.any():
         replacement = torch.empty_like(out[failed])
         v[failed], sigma[failed], _ = svd_polar(x[failed], noise[failed], rank_tol, replacement)
         out[failed] = replacement
     return v, sigma, int(failed.sum())
+
+
+def form_factor(
+    x: Tensor, scale: Tensor | None, gram: Tensor, v: Tensor, sigma: Tensor, out: Tensor
+) -> Tensor:
+    """Writes X V_r S⁻¹ V_rᵀ to ``out``; returns where it passes the check, bool ``(b,)``. σ is 0 beyond the rank."""
+    inside = sigma > 0
+    inverse = torch.where(inside, 1 / sigma, 0.0)
+    probes = gaussian_probes(x.shape[-1], x.device)
+    expected = product(product(probes.mT, v) * inside[:, None, :], v.mT)
+
+    def as_expected(found: Tensor) -> Tensor:
+        error: Tensor = torch.linalg.vector_norm(found - expected, dim=-1).amax(-1)
+        return error <= ISOMETRY_ERROR
+
+    def isometric() -> Tensor:
+        return as_expected((probes.mT.to(out.dtype) @ out.mT) @ out)
+
+    good = float32_suffices(sigma, inverse, inside) & (large_sample(x) and x.dtype == torch.float32)
+    if good.any():
+        for i in good.nonzero().flatten().tolist():
+            rank = int(inside[i].sum())
+            apply_float32(x[i], v[i][:, :rank], inverse[i][:rank], out[i])
+        good &= isometric()
+    if good.all():
+        return good
+    inverse_root = symmetric_square(v * inverse.sqrt()[:, None, :])  # V_r S⁻¹ V_rᵀ
+    if not good.any():
+        apply(x, scale, inverse_root, out)
+    else:
+        for i in (~good).nonzero().flatten().tolist():
+            apply(x[i : i + 1], None, inverse_root[i : i + 1], out[i : i + 1])
+    known = sigma[:, 0] * inverse.amax(-1) <= KNOWN_KAPPA
+    good |= known & as_expected(product(product(product(probes.mT, inverse_root), gram), inverse_root))
+    if not good.all():
+        good |= isometric()
+    if not good.all():
+        polish(out, v, inside & (sigma < UNPOLISHED * sigma[:, :1]) & ~good[:, None])
+        good |= isometric()
+    return good
 
 
 def float32_suffices(sigma: Tensor, inverse: Tensor, inside: Tensor) -> Tensor:
@@ -247,22 +276,21 @@ def apply_float32(x: Tensor, v: Tensor, inverse: Tensor, out: Tensor) -> None:
     no directions above the rounding noise of its entries. X·(V_r S⁻¹ V_rᵀ) would have them. U_r is smaller than X, so
     a Newton-Schulz step on it, U(3I − UᵀU)/2, is cheap: an error e of orthonormality becomes e².
     """
-    shrunk, turn = (v * inverse).float(), v.mT.float()
     if v.shape[-1] == x.shape[-1]:
-        torch.mm(x, shrunk @ turn, out=out)
+        torch.mm(x, symmetric_square((v * inverse.sqrt()).float()), out=out)
     else:
-        u = x @ shrunk
+        u, turn = x @ (v * inverse).float(), v.mT.float()
         torch.mm(u, 1.5 * turn - 0.5 * (u.mT @ u) @ turn, out=out)
 
 
 def polish(factor: Tensor, v: Tensor, chosen: Tensor) -> None:
     """One Newton-Schulz step, F(3I − FᵀF)/2, on the ``chosen`` ``(b, d)`` columns of V: an error e becomes e²."""
     for i in chosen.any(-1).nonzero().flatten().tolist():
-        basis = v[i][:, chosen[i]].to(factor.dtype)
-        part = factor[i] @ basis
-        error = part.mT @ part
+        basis = v[i][:, chosen[i]].mT.to(factor.dtype)
+        part = basis @ factor[i].mT  # as rows: a few columns would be multiplied slowly
+        error = part @ part.mT
         error.diagonal().sub_(1)
-        factor[i].addmm_(part @ error, basis.mT, alpha=-0.5)
+        factor[i].addmm_(part.mT, error @ basis, alpha=-0.5)
 
 
 def drowned(sigma: Tensor, tol: Tensor, share: float) -> Tensor:
@@ -279,7 +307,7 @@ def resolve_small(x: Tensor, scale: Tensor | None, sigma: Tensor, v: Tensor) -> 
     Beside directions of size 1 XᵀX carries an error 2e-16; without those above 1e-4 it carries 2e-24.
     """
     large = int((sigma >= KEPT_APART * sigma[0]).sum())
-    eigenvalues, turn = torch.linalg.eigh(gram_matrix(x, scale, v[:, large:])[0])
+    eigenvalues, turn = eigh(gram_matrix(x, scale, v[:, large:])[0])
     small = eigenvalues.flip(-1).clamp(min=0).sqrt()
     return torch.cat([sigma[:large], small]), torch.cat([v[:, :large], v[:, large:] @ turn.flip(-1)], dim=-1)
 

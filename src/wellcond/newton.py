@@ -160,8 +160,9 @@ def checked_newton(
             )
             return int(failed.sum())
 
+    flops = count * d * d * (n + 20 * d)
     with full_precision():
-        failed = sum(for_each(do, list(parts_of(flat)), x.device, flops=count * d * d * (n + 20 * d)))
+        failed = sum(for_each(do, parts_of(flat, flops), x.device, flops))
     if failed:
         warn_fallback("newton", failed, count, (n, d))
     return factor.view(x.shape), sigma_max.view(batch), rank.view(batch)

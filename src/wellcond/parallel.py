@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+Done = TypeVar("Done")
+
 SMALL_SAMPLE = 1 << 15
-"""Samples with fewer entries than this are worked on together."""
+"""Samples with fewer entries than this are small."""
+SMALL_SAMPLES = 1 << 18
+"""Small ones are worked on together up to this number of entries."""
 SMALL_MATRICES = 1 << 18
 """Of larger ones as many as asked for, if every thread has its share and d×d of them have no more entries than this."""
-WORTH_THREADS = 10**8
+WORTH_THREADS = 3 * 10**7
 """Arithmetic of a batch from which starting threads, some milliseconds, is little beside it."""
 
 
@@ -24,47 +29,69 @@ def large_sample(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.shape[-2] * x.shape[-1] >= SMALL_SAMPLE
 
 
-def parts_of(x: Tensor, together: int = 1) -> Iterator[slice]:
-    """Samples done together: small ones, and larger ones up to ``together``. On accelerators, which want everything at
-    once, the whole batch. Work on them must not let one depend on its neighbours."""
-    step = len(x)
-    if x.device.type == "cpu":
-        n, d = x.shape[-2:]
-        share = -(-len(x) // max(2, torch.get_num_threads()))  # half at most, for the memory
-        step = max(1, SMALL_SAMPLE // max(1, n * d), min(together, share, SMALL_MATRICES // max(1, d * d)))
-    for start in range(0, len(x), step):
-        yield slice(start, start + step)
+def parts_of(x: Tensor, flops: int, together: int = 1) -> list[slice]:
+    """Samples done together: small ones, and larger ones up to ``together``, as many parts for every thread. On
+    accelerators, which want everything at once, the whole batch. Work on them must not let one depend on its
+    neighbours. ``flops`` is the arithmetic of the batch."""
+    if x.device.type != "cpu":
+        return [slice(0, len(x))]
+    n, d = x.shape[-2:]
+    if large_sample(x):
+        step = max(1, min(together, SMALL_MATRICES // max(1, d * d)))
+    else:
+        step = SMALL_SAMPLES // max(1, n * d)
+    threads = max(2, torch.get_num_threads()) if flops >= WORTH_THREADS else 1  # half at most, for the memory
+    share = -(-len(x) // threads)
+    count = min(len(x), threads * -(-share // step))
+    return [slice(i * len(x) // count, (i + 1) * len(x) // count) for i in range(count)]
 
 
-def for_each(do: Callable[[slice], int], parts: list[slice], device: torch.device, flops: int) -> list[int]:
+def for_each(do: Callable[[slice], Done], parts: list[slice], device: torch.device, flops: int) -> list[Done]:
     """`do` on every part; on a CPU with several threads side by side, one thread each.
 
     LAPACK on one small matrix does not profit from threads, a batch does; and below `WORTH_THREADS` one thread
-    does it all, because threads that wait for each other cost more than the work. The threads live for one call: a
-    pool that outlived it would hang in a forked data loader. Each starts with torch's own number of threads
-    and then turns to one for itself; the last line gives later threads of the process their default back.
+    does it all, because threads that wait for each other cost more than the work.
     """
     threads = torch.get_num_threads()
     workers = min(threads, len(parts))
     if device.type != "cpu":
         return [do(part) for part in parts]
-    if threads == 1 or workers == 1 or workers < threads // 2:
+    if flops >= WORTH_THREADS and (threads == 1 or workers == 1 or workers < threads // 2):
         with blas_threads(threads):
             return [do(part) for part in parts]
+    return side_by_side(do, parts, workers if flops >= WORTH_THREADS else 1)
 
-    def alone() -> None:
+
+def side_by_side(do: Callable[[slice], Done], parts: list[slice], workers: int) -> list[Done]:
+    """`do` on every part by ``workers`` threads of one thread each, the calling one among them.
+
+    They live for one call: a pool that outlived it would hang in a forked data loader. Each starts with torch's own
+    number of threads and then turns to one for itself; the last line gives later threads of the process their default
+    back.
+    """
+    threads = torch.get_num_threads()
+    left = collections.deque(enumerate(parts))
+    done: dict[int, Done] = {}
+
+    def work() -> None:
         torch.get_num_threads()  # the first call in a thread sets the process's default; only then may it change
         torch.set_num_threads(1)
+        while True:
+            try:
+                i, part = left.popleft()
+            except IndexError:
+                return
+            done[i] = do(part)
 
     try:
-        with blas_threads(1):
-            if flops < WORTH_THREADS:
-                torch.set_num_threads(1)
-                return [do(part) for part in parts]
-            with ThreadPoolExecutor(workers, initializer=alone) as pool:
-                return list(pool.map(do, parts))
+        with blas_threads(1), ThreadPoolExecutor(workers) as pool:
+            helpers = [pool.submit(work) for _ in range(workers - 1)]
+            work()
+            for helper in helpers:
+                helper.result()
     finally:
         torch.set_num_threads(threads)
+    return [done[i] for i in range(len(parts))]
 
 
 @functools.cache

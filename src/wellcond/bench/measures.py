@@ -15,14 +15,23 @@ from wellcond.tokens import conditioned_tokens
 Work = Callable[[], Any]
 
 
-def seconds(works: dict[str, Work], rounds: int) -> dict[str, float]:
+SETTLE = 0.01
+"""Seconds of rest before a measurement: OpenMP's threads go on spinning for some milliseconds after their work, and
+would take a core from what is measured next."""
+
+
+def seconds(works: dict[str, Work], rounds: int, at_least: float = 0.0) -> dict[str, float]:
     """The shortest time of each, measured in turns (A B A B), so that a busy minute of the machine hits all.
 
-    The first round warms up, and being slower does not count.
+    The first round warms up, and being slower does not count. Short works take more than ``rounds`` turns, until
+    ``at_least`` so many seconds have passed.
     """
     best = dict.fromkeys(works, float("inf"))
-    for _ in range(rounds):
+    begun = time.perf_counter()
+    while rounds > 0 or time.perf_counter() - begun < at_least:
+        rounds -= 1
         for name, work in works.items():
+            time.sleep(SETTLE)
             synchronize()
             start = time.perf_counter()
             work()

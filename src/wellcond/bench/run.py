@@ -123,6 +123,7 @@ def speed_and_guarantee(shape: Shape, rounds: int, quick: bool, device: str) -> 
                 "floor": lambda x=x: floor(x),  # type: ignore[misc]
             },
             rounds,
+            at_least=0.3 if quick else 3.0,
         )
         few = x[:1] if quick else x[:2]
         heavy = few.numel() * min(shape.n, shape.d) > NEWTON_ON_CPU / (10 if quick else 1)
