@@ -5,9 +5,9 @@ one opaque operator around them, so that checks and fallbacks, which look at val
 ``vmap`` and autograd.
 
 Precision of ``gram``. XᵀX squares κ, so it is formed in float64 (2e-16·κ² is 2e-4 at κ = 1e6), which costs
-two float32 products, or one where numpy leaves the lower half out. Small directions are polished where the check asks
-for it, and very small ones found again from X itself, projected on them. F = X V_r S⁻¹ V_rᵀ is formed in float32 where κ⁺ allows it, else in
-float64.
+two float32 products, or one where numpy leaves the lower half out. Small directions are polished where the check
+asks for it, and very small ones found again from X itself, projected on them. F = X V_r S⁻¹ V_rᵀ is formed in
+float32 where κ⁺ allows it, else in float64.
 """
 
 from __future__ import annotations
