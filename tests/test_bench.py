@@ -12,6 +12,7 @@ import torch
 from wellcond.bench import measures, models, peers, run, show
 from wellcond.bench.goals import judge
 from wellcond.bench.shapes import KINDS, SHAPES, Shape, matrices, rank_of
+from wellcond.recipes.gpt2 import GPT2_TINY_STORIES
 
 TINY = Shape("tiny", 3, 12, 20)
 
@@ -180,3 +181,8 @@ def test_table_needs_no_terminal(capsys: Any) -> None:
     made = record(fallbacks=["done again by method='svd'"])
     show.table(made | {"goals": judge(made)})
     assert "fallback: done again" in capsys.readouterr().out
+
+
+def test_a_table_is_paid_once_for_a_micro_batch_of_its_recipe() -> None:
+    table = next(shape for shape in SHAPES if shape.name == "GPT-2 table")
+    assert table.samples == GPT2_TINY_STORIES.micro_batch

@@ -157,7 +157,7 @@ def shares(rows: list[dict[str, Any]], quick: bool, device: str) -> list[dict[st
         batch = 1 if quick else 4
         step = models.seconds_per_sample(shape.model or "", batch, 1 if quick else 3)
         worst = max(row["auto"] for row in mine)
-        samples = 4 if shape.name == "GPT-2 table" else mine[0]["size"][0]
+        samples = shape.samples or mine[0]["size"][0]
         scale = shape.n / mine[0]["size"][1]  # a quick table has a 32nd of the rows
         share = worst * scale / (step * samples)
         found.append(

@@ -15,7 +15,10 @@ KINDS: tuple[Kind, ...] = ("1e2", "1e4", "1e6", "rank")
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Tokens batch×n×d of a model; ``model`` names it in `wellcond.bench.models`, None: no model belongs to it."""
+    """Tokens batch×n×d of a model; ``model`` names it in `wellcond.bench.models`, None: no model belongs to it.
+
+    ``samples`` are those of its forward and backward, None: the batch.
+    """
 
     name: str
     batch: int
@@ -23,6 +26,7 @@ class Shape:
     d: int
     model: str | None = None
     share: float = 0.01
+    samples: int | None = None
 
     def quick(self) -> Shape:
         """A quarter of the batch, a 32nd of a table's rows: work is linear in both."""
@@ -42,7 +46,7 @@ SHAPES = (
     Shape("XCiT-M", 64, 196, 512, "xcit_medium_24_p16_224"),
     Shape("BERT", 64, 128, 768, "crammed-bert"),
     Shape("GPT-2 sequence", 4, 1024, 768),
-    Shape("GPT-2 table", 1, 50257, 768, "gpt2"),
+    Shape("GPT-2 table", 1, 50257, 768, "gpt2", samples=16),  # the micro batch of the recipe gpt2
     Shape("LRA", 16, 4096, 64, "nystromformer", share=0.03),
     Shape("detection", 2, 4165, 384),
 )
