@@ -235,13 +235,40 @@ with ThreadPoolExecutor(1) as pool:
     )
 
 
+def test_callers_that_overlap_leave_the_threads_of_numpys_blas_as_they_were() -> None:
+    import threadpoolctl
+
+    def found() -> list[int]:
+        return [
+            pool["num_threads"]
+            for pool in threadpoolctl.threadpool_info()
+            if pool["internal_api"] == "openblas"
+        ]
+
+    before = found()
+    first, second = parallel.blas_threads(1), parallel.blas_threads(3)
+    first.__enter__()
+    second.__enter__()
+    assert before
+    assert set(found()) == {3}
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert found() == before
+
+
 @pytest.mark.parametrize("flops", [0, 10**12])
 def test_an_error_in_a_thread_arrives(flops: int) -> None:
     def do(part: slice) -> int:
         raise ValueError(f"part {part.start}")
 
-    with pytest.raises(ValueError, match="part 0"):
-        for_each(do, [slice(0, 1), slice(1, 2)], torch.device("cpu"), flops)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ValueError, match="part 0"):
+            for_each(do, [slice(0, 1), slice(1, 2)], torch.device("cpu"), flops)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_works_in_a_forked_child_after_use_in_the_parent() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ SMALL_SAMPLES = 1 << 18
 SMALL_MATRICES = 1 << 18
 """Of larger ones as many as asked for, if every thread has its share and d×d of them have no more entries than this."""
 WORTH_THREADS = 3 * 10**7
-"""Arithmetic of a batch from which starting threads, some milliseconds, is little beside it."""
+"""Arithmetic of a batch, about 4 ms, from which dividing it among threads, about 1 ms, pays."""
 
 
 def large_sample(x: Tensor) -> bool:
@@ -72,6 +73,7 @@ def side_by_side(do: Callable[[slice], Done], parts: list[slice], workers: int) 
     threads = torch.get_num_threads()
     left = collections.deque(enumerate(parts))
     done: dict[int, Done] = {}
+    failed: dict[int, BaseException] = {}
 
     def work() -> None:
         torch.get_num_threads()  # the first call in a thread sets the process's default; only then may it change
@@ -81,31 +83,63 @@ def side_by_side(do: Callable[[slice], Done], parts: list[slice], workers: int) 
                 i, part = left.popleft()
             except IndexError:
                 return
-            done[i] = do(part)
+            try:
+                done[i] = do(part)
+            except BaseException as error:
+                failed[i] = error
+                left.clear()
 
     try:
         with blas_threads(1), ThreadPoolExecutor(workers) as pool:
-            helpers = [pool.submit(work) for _ in range(workers - 1)]
+            for _ in range(workers - 1):
+                pool.submit(work)
             work()
-            for helper in helpers:
-                helper.result()
     finally:
         torch.set_num_threads(threads)
+    if failed:
+        raise failed[min(failed)]
     return [done[i] for i in range(len(parts))]
 
 
+class BlasThreads:
+    """How many threads numpy's OpenBLAS takes for one product.
+
+    That number belongs to the process, and callers may overlap in several threads: the first one notes what it
+    finds, the last one puts it back.
+    """
+
+    def __init__(self, controller: Any) -> None:
+        self._controller, self._lock = controller, threading.Lock()
+        self._callers = 0
+        self._found: Any = None
+
+    @contextlib.contextmanager
+    def limited(self, count: int) -> Iterator[None]:
+        with self._lock:
+            limiter = self._controller.limit(limits=count)
+            self._found = limiter if self._callers == 0 else self._found
+            self._callers += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._callers -= 1
+                if self._callers == 0:
+                    self._found.restore_original_limits()
+
+
 @functools.cache
-def numpy_and_its_blas() -> tuple[Any, Any] | None:
-    """numpy and a control of its OpenBLAS's threads, where numpy and threadpoolctl are installed (extra ``fast``)."""
+def numpy_and_its_blas() -> tuple[Any, BlasThreads] | None:
+    """numpy and its OpenBLAS's threads, where numpy and threadpoolctl are installed (extra ``fast``)."""
     try:
         import numpy
         import threadpoolctl
     except ImportError:
         return None
-    return numpy, threadpoolctl.ThreadpoolController().select(internal_api="openblas")
+    return numpy, BlasThreads(threadpoolctl.ThreadpoolController().select(internal_api="openblas"))
 
 
-def blas_threads(count: int) -> contextlib.AbstractContextManager[Any]:
+def blas_threads(count: int) -> contextlib.AbstractContextManager[None]:
     """numpy's products take ``count`` threads inside."""
     found = numpy_and_its_blas()
-    return contextlib.nullcontext() if found is None else found[1].limit(limits=count)
+    return contextlib.nullcontext() if found is None else found[1].limited(count)
