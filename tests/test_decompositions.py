@@ -101,6 +101,18 @@ def test_gram_is_orthonormal_without_the_svd(
     assert isometry_error(factor, 100) < 5e-5
 
 
+def test_at_the_end_of_what_the_gram_matrix_knows_polishing_is_enough(monkeypatch: Any) -> None:
+    """κ = 2.5e6: directions a little above the smallest are wrong by as much as the check allows, too."""
+    monkeypatch.setattr(decompositions, "svd_polar", None)
+    generator = torch.Generator().manual_seed(2)
+    left = torch.linalg.qr(torch.randn(60, 196, 180, generator=generator, dtype=torch.float64)).Q
+    right = torch.linalg.qr(torch.randn(60, 180, 180, generator=generator, dtype=torch.float64)).Q
+    x = ((left * torch.logspace(0, -6.4, 180, dtype=torch.float64)) @ right.mT).float()
+    factor, _, rank = polar(x, method="gram")
+    assert (rank == 180).all()
+    assert isometry_error(factor, 180) < 2e-4
+
+
 @pytest.mark.parametrize("method", ["svd", "gram", "newton"])
 @pytest.mark.parametrize("kappa", [30.0, 300.0, 900.0])
 def test_large_rank_deficient_samples_keep_their_null_space(method: Any, kappa: float) -> None:

@@ -41,9 +41,9 @@ DROWNED = {torch.float32: 3e-7, torch.float64: 1e-5}
 """Below this share of σ₁ a singular vector of XᵀX in float64 (error 7e-16·κ²) is not good enough for the dtype of
 the input: it is found again from X itself. A float32 SVD has lost it to 6e-8·κ long before."""
 
-UNPOLISHED = 2e-6
+UNPOLISHED = 5e-6
 """Where a factor does not pass, one Newton-Schulz step squares the error of the directions below this share of σ₁,
-which is 1e-4 and more."""
+which is 3e-5 and more."""
 
 KEPT_APART = 1e-4
 """What is projected out for that: directions above this share of σ₁, which XᵀX knows to 1e-7."""
