@@ -1,4 +1,5 @@
-"""Products of X in float64, by blocks of rows: XᵀX, which squares κ, and X·M. X ``(b, N, d)`` of any float dtype.
+"""Products of X in float64, by blocks of rows: XᵀX, which squares κ, and X·M; products and eigenproblems on the small
+side. X ``(b, N, d)`` of any float dtype.
 
 On a CPU by numpy, where installed: its OpenBLAS takes half the time of torch's MKL on an AMD processor, and XᵀX again
 half, being symmetric.
@@ -71,12 +72,12 @@ def apply(x: Tensor, scale: Tensor | None, matrix: Tensor, out: Tensor) -> None:
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """A·B; numpy sees where it is WWᵀ, and computes half."""
-    found = numpy_and_its_blas()
-    if found is None or a.device.type != "cpu":
+    numpy = _numpy_on(a.device)
+    if numpy is None:
         return a @ b
     result = a.new_empty((*b.shape[:-2], a.shape[-2], b.shape[-1]))
-    with found[0].errstate(all="ignore"):  # what is not finite is told apart later
-        found[0].matmul(a.numpy(), b.numpy(), out=result.numpy())
+    with numpy.errstate(all="ignore"):  # what is not finite is told apart later
+        numpy.matmul(a.numpy(), b.numpy(), out=result.numpy())
     return result
 
 
@@ -87,18 +88,23 @@ def symmetric_square(w: Tensor) -> Tensor:
 
 def eigh(gram: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues and eigenvectors of symmetric matrices ``(..., d, d)``, float64."""
-    found = numpy_and_its_blas()
-    if found is None or gram.device.type != "cpu" or gram.shape[-1] < NUMPY_EIGH:
+    numpy = _numpy_on(gram.device)
+    if numpy is None or gram.shape[-1] < NUMPY_EIGH:
         eigenvalues, v = torch.linalg.eigh(gram)
         return eigenvalues, v
-    eigenvalues, v = found[0].linalg.eigh(gram.numpy())
+    eigenvalues, v = numpy.linalg.eigh(gram.numpy())
     return torch.from_numpy(eigenvalues), torch.from_numpy(v)
 
 
-def _numpy_for(x: Tensor, scale: Tensor | None) -> Any:
-    """numpy, where it is installed and X's samples are large and need no scaling, on a CPU; else None."""
+def _numpy_on(device: torch.device) -> Any:
+    """numpy, where it is installed, on a CPU; else None."""
     found = numpy_and_its_blas()
-    return None if found is None or not large_sample(x) or scale is not None else found[0]
+    return None if found is None or device.type != "cpu" else found[0]
+
+
+def _numpy_for(x: Tensor, scale: Tensor | None) -> Any:
+    """The same, where X's samples are large and need no scaling."""
+    return _numpy_on(x.device) if large_sample(x) and scale is None else None
 
 
 def _row_blocks(x: Any, entries: int = BLOCK_ENTRIES) -> list[slice]:

@@ -53,14 +53,16 @@ def for_each(do: Callable[[slice], Done], parts: list[slice], device: torch.devi
     LAPACK on one small matrix does not profit from threads, a batch does; and below `WORTH_THREADS` one thread
     does it all, because threads that wait for each other cost more than the work.
     """
-    threads = torch.get_num_threads()
-    workers = min(threads, len(parts))
     if device.type != "cpu":
         return [do(part) for part in parts]
-    if flops >= WORTH_THREADS and (threads == 1 or workers == 1 or workers < threads // 2):
+    if flops < WORTH_THREADS:
+        return side_by_side(do, parts, 1)
+    threads = torch.get_num_threads()
+    workers = min(threads, len(parts))
+    if threads == 1 or workers == 1 or workers < threads // 2:
         with blas_threads(threads):
             return [do(part) for part in parts]
-    return side_by_side(do, parts, workers if flops >= WORTH_THREADS else 1)
+    return side_by_side(do, parts, workers)
 
 
 def side_by_side(do: Callable[[slice], Done], parts: list[slice], workers: int) -> list[Done]:

@@ -46,7 +46,7 @@ SHAPES = (
     Shape("XCiT-M", 64, 196, 512, "xcit_medium_24_p16_224"),
     Shape("BERT", 64, 128, 768, "crammed-bert"),
     Shape("GPT-2 sequence", 4, 1024, 768),
-    Shape("GPT-2 table", 1, 50257, 768, "gpt2", samples=16),  # the micro batch of the recipe gpt2
+    Shape("GPT-2 table", 1, 50257, 768, "gpt2", samples=16),  # the micro batch of gpt2-tinystories
     Shape("LRA", 16, 4096, 64, "nystromformer", share=0.03),
     Shape("detection", 2, 4165, 384),
 )
